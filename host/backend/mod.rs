@@ -1,0 +1,64 @@
+//! Where the cryptography runs: on the CPU, on a GPU, or as the GPU kernels' own source emulated on the CPU.
+//!
+//! A [`Backend`] turns an [`AesKey`](crate::aead::AesKey) into a [`PreparedKey`], which works on host memory.
+//! The collective's GPU path works on device memory and doesn't pass through here.
+
+use crate::Result;
+use crate::aead::{AesKey, Iv, Tag};
+
+/// How many low-order bits of the counter block count; the rest stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterWidth {
+    /// GCM: the last 32 bits, wrapping (NIST SP 800-38D, 6.2 and 6.5).
+    Gcm32,
+    /// Plain CTR: the whole block, as one big-endian number (NIST SP 800-38A, 6.5 and appendix B.1).
+    Full128,
+}
+
+/// One record for a batched seal or open: all lengths in bytes.
+#[derive(Debug)]
+pub struct Record<'a> {
+    /// The IV (a 96-bit deterministic nonce in the collective).
+    pub iv: Iv<'a>,
+    /// Additional authenticated data.
+    pub aad: &'a [u8],
+    /// Plaintext in, ciphertext out when sealing; the other way when opening.
+    pub data: &'a mut [u8],
+}
+
+/// A place where AES-GCM can run.
+pub trait Backend: Send + Sync {
+    /// Name as on the command line: `cpu`, `emulated`, `cuda`.
+    fn name(&self) -> &'static str;
+    /// Expands a key once, for any number of messages.
+    fn prepare(&self, key: &AesKey) -> Result<Box<dyn PreparedKey>>;
+}
+
+/// An expanded key on one backend. Zeroized on drop.
+///
+/// Implementations may assume that limits were checked by [`crate::aead`] before the call.
+pub trait PreparedKey: Send + Sync {
+    /// XORs the keystream that starts at `counter_block` into `data`, in place.
+    fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()>;
+    /// AES-GCM encryption in place; returns the 128-bit tag (NIST SP 800-38D, 7.1).
+    fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag>;
+    /// AES-GCM decryption in place (NIST SP 800-38D, 7.2). On [`crate::Error::Authentication`] `data` is all zeros.
+    fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()>;
+
+    /// Seals many messages; one launch where the backend can.
+    fn seal_records(&self, records: &mut [Record<'_>]) -> Result<Vec<Tag>> {
+        records.iter_mut().map(|record| self.seal_in_place(record.iv, record.aad, record.data)).collect()
+    }
+    /// Opens many messages; a verdict for each. The data of a failed one are zeros.
+    fn open_records(&self, records: &mut [Record<'_>], tags: &[Tag]) -> Result<Vec<bool>> {
+        records
+            .iter_mut()
+            .zip(tags)
+            .map(|(record, tag)| match self.open_in_place(record.iv, record.aad, record.data, tag) {
+                Ok(()) => Ok(true),
+                Err(crate::Error::Authentication) => Ok(false),
+                Err(error) => Err(error),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,12 @@
+//! Sealed collectives for GPUs, with crypto kernels written in Rust and compiled to PTX.
+
+pub mod aead;
+pub mod backend;
+pub mod channel;
+pub mod collective;
+mod dtype;
+mod error;
+pub mod transport;
+
+pub use dtype::{Dtype, ReduceOp};
+pub use error::{Error, Result};

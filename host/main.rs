@@ -1,0 +1,2 @@
+//! The `ringseal` command.
+fn main() {}

@@ -1,0 +1,6 @@
+//! Device kernels of ringseal. `#![no_std]` on the GPU; on the CPU the same source runs in the emulator (`device`).
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, abi_unadjusted)
+)]

@@ -1,0 +1,1 @@
+//! Builds, checks and describes the PTX of ringseal's kernels.
