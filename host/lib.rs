@@ -4,6 +4,7 @@ pub mod aead;
 pub mod backend;
 pub mod channel;
 pub mod collective;
+pub mod cuda;
 mod dtype;
 mod error;
 pub mod transport;

@@ -1,0 +1,26 @@
+//! NVIDIA GPUs by the driver API, found at run time.
+//!
+//! Nothing here links to or needs CUDA when the crate is built; [`driver`] looks for the driver library the first time
+//! that it is asked, and every failure is an [`Error`](crate::Error) that says what is missing. Nothing here panics on a
+//! machine with no GPU or no driver.
+//!
+//! * [`Device`] holds the device's *primary* context, the one that PyTorch, CuPy, NCCL and the CUDA runtime use, so
+//!   pointers and streams pass freely between them and this crate. Every call makes it current for its own duration and
+//!   then puts back what was current before, so any thread may use any handle, and a caller's own device choice stays.
+//! * [`Module`] holds compiled kernels, [`Kernel`] launches one: it takes exactly one parameter struct by value,
+//!   as `kernels-gpu` defines it.
+//! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
+//!
+//! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
+
+mod device;
+mod driver;
+mod memory;
+mod module;
+mod stream;
+
+pub use device::{ComputeCapability, Device, PeerAccess};
+pub use driver::{Version, driver};
+pub use memory::{DeviceBuffer, HostBuffer};
+pub use module::{Kernel, Launch, Module};
+pub use stream::{Event, Graph, Stream};
