@@ -3,8 +3,39 @@
 //! A [`Backend`] turns an [`AesKey`](crate::aead::AesKey) into a [`PreparedKey`], which works on host memory.
 //! The collective's GPU path works on device memory and doesn't pass through here.
 
-use crate::Result;
+use std::sync::Arc;
+
 use crate::aead::{AesKey, Iv, Tag};
+use crate::{Error, Result};
+
+pub mod cpu;
+pub mod emulated;
+pub mod gcm;
+
+/// What [`by_name`] accepts, in the order in which a help text lists it.
+pub const NAMES: [&str; 4] = ["auto", "cpu", "cuda", "emulated"];
+
+/// The backend of that name. `auto` is `cuda` where a usable device is found, otherwise `cpu`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an unknown name; [`Error::NoDevice`] when `cuda` is asked for and there is none:
+/// only `auto` falls back.
+pub fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
+    match name {
+        "auto" => match cuda_backend() {
+            Err(Error::NoDevice(_)) => Ok(Arc::new(cpu::Cpu)),
+            other => other,
+        },
+        "cpu" => Ok(Arc::new(cpu::Cpu)),
+        "cuda" => cuda_backend(),
+        "emulated" => Ok(Arc::new(emulated::Emulated)),
+        _ => Err(Error::InvalidArgument(format!("no backend {name:?}; there are {}", NAMES.join(", ")))),
+    }
+}
+
+fn cuda_backend() -> Result<Arc<dyn Backend>> {
+    Err(Error::NoDevice("this build has no CUDA backend".into()))
+}
 
 /// How many low-order bits of the counter block count; the rest stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +73,7 @@ pub trait PreparedKey: Send + Sync {
     fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()>;
     /// AES-GCM encryption in place; returns the 128-bit tag (NIST SP 800-38D, 7.1).
     fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag>;
-    /// AES-GCM decryption in place (NIST SP 800-38D, 7.2). On [`crate::Error::Authentication`] `data` is all zeros.
+    /// AES-GCM decryption in place (NIST SP 800-38D, 7.2). On [`Error::Authentication`] `data` is all zeros.
     fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()>;
 
     /// Seals many messages; one launch where the backend can.
@@ -56,7 +87,7 @@ pub trait PreparedKey: Send + Sync {
             .zip(tags)
             .map(|(record, tag)| match self.open_in_place(record.iv, record.aad, record.data, tag) {
                 Ok(()) => Ok(true),
-                Err(crate::Error::Authentication) => Ok(false),
+                Err(Error::Authentication) => Ok(false),
                 Err(error) => Err(error),
             })
             .collect()

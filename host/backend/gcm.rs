@@ -1,0 +1,73 @@
+//! What GCM derives from a key on the host: the hash subkey, and from it a message's first counter block. Backends
+//! need it, and so does whoever launches the PTX kernels on their own.
+
+use aes::cipher::{BlockCipherEncrypt, KeyInit};
+use ghash::GHash;
+use ghash::universal_hash::UniversalHash;
+use zeroize::Zeroizing;
+
+use crate::aead::{AesKey, Iv};
+
+/// The hash subkey H and the GHASH prepared from it. Zeroized on drop.
+pub struct HashSubkey {
+    block: Zeroizing<[u8; 16]>,
+    hash: GHash,
+}
+
+impl HashSubkey {
+    /// H = E_K(0) (NIST SP 800-38D, 6.4 and 7.1 step 1).
+    pub fn new(key: &AesKey) -> Self {
+        match key {
+            AesKey::Aes128(bytes) => Self::with_cipher(&aes::Aes128::new(bytes.into())),
+            AesKey::Aes192(bytes) => Self::with_cipher(&aes::Aes192::new(bytes.into())),
+            AesKey::Aes256(bytes) => Self::with_cipher(&aes::Aes256::new(bytes.into())),
+        }
+    }
+
+    /// As [`Self::new`], from an already expanded key.
+    pub(crate) fn with_cipher<C>(cipher: &C) -> Self
+    where
+        C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>,
+    {
+        let mut block = Zeroizing::new([0; 16]);
+        cipher.encrypt_block((&mut *block).into());
+        let hash = GHash::new((&*block).into());
+        Self { block, hash }
+    }
+
+    /// H itself, as a byte string.
+    pub fn block(&self) -> &[u8; 16] {
+        &self.block
+    }
+
+    /// A GHASH under H, with nothing hashed yet.
+    pub(crate) fn hash(&self) -> GHash {
+        self.hash.clone()
+    }
+
+    /// The pre-counter block J0 for an IV of any length (NIST SP 800-38D, 7.1 step 2).
+    pub fn initial_counter(&self, iv: Iv<'_>) -> [u8; 16] {
+        let mut block = [0; 16];
+        if let Ok(nonce) = <[u8; 12]>::try_from(iv.as_bytes()) {
+            block[..12].copy_from_slice(&nonce);
+            block[15] = 1;
+            return block;
+        }
+        let mut hash = self.hash();
+        hash.update_padded(iv.as_bytes());
+        block[8..].copy_from_slice(&bit_len(iv.as_bytes()).to_be_bytes());
+        hash.update(&[block.into()]);
+        hash.finalize().into()
+    }
+}
+
+impl std::fmt::Debug for HashSubkey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("HashSubkey(..)")
+    }
+}
+
+/// Length in bits. Can't overflow: `aead` admits at most 2^61 - 1 bytes.
+pub(crate) fn bit_len(bytes: &[u8]) -> u64 {
+    bytes.len() as u64 * 8
+}
