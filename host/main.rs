@@ -1,2 +1,7 @@
-//! The `ringseal` command.
-fn main() {}
+//! The `ringseal` command. Everything is in [`cli`].
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

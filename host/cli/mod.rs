@@ -1,0 +1,82 @@
+//! The command line: arguments in, exit code out.
+
+mod failure;
+mod output;
+mod seal;
+mod values;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use ringseal::backend::{self, Backend};
+
+use failure::{Failure, Outcome};
+
+/// Sealed (AES-GCM) collectives, and the cryptography they are made of.
+///
+/// With no command: `ringseal all-reduce --ranks 4` over a few sizes.
+#[derive(Parser, Debug)]
+#[command(version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done; 1 something did not verify or was wrong; 2 bad usage, input or output";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Seal a message with AES-GCM: writes the ciphertext followed by the 16-byte tag.
+    Seal(seal::Arguments),
+    /// Open a sealed message; writes nothing unless its tag verifies.
+    Open(seal::Arguments),
+}
+
+/// Where the cryptography runs.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+enum BackendName {
+    /// The GPU where there is a usable one, otherwise the CPU.
+    #[default]
+    Auto,
+    /// This machine's processor.
+    Cpu,
+    /// The GPU, or an error.
+    Cuda,
+    /// The GPU kernels' own source, run on the CPU; slow, for checking.
+    Emulated,
+}
+
+impl BackendName {
+    fn open(self) -> Outcome<Arc<dyn Backend>> {
+        let name = match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Emulated => "emulated",
+        };
+        Ok(backend::by_name(name)?)
+    }
+}
+
+/// Runs the command.
+pub(crate) fn main() -> ExitCode {
+    let Cli { command } = Cli::parse();
+    let outcome = match command {
+        None => Ok(()),
+        Some(Command::Seal(arguments)) => seal::seal(arguments),
+        Some(Command::Open(arguments)) => seal::open(arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !matches!(failure, Failure::BrokenPipe) {
+                // Not eprintln!, which panics when standard error is closed.
+                let _ = writeln!(io::stderr(), "error: {failure}");
+            }
+            ExitCode::from(failure.code())
+        }
+    }
+}
