@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 pub mod study;
 pub mod transport;
+pub mod vectors;
 
 pub use dtype::{Dtype, ReduceOp};
 pub use error::{Error, Result};
