@@ -99,7 +99,7 @@ fn bad_arguments_are_named_and_keys_never_repeated() {
             fails(&run(ringseal([command, "--key", &not_hex, "--nonce", NONCE]), b""), 2, &["--key", "hex"]);
         assert!(!error.contains(secret));
         fails(&run(ringseal([command, "--key", KEY, "--nonce", ""]), b""), 2, &["--nonce"]);
-        fails(&run(ringseal([command, "--key", KEY, "--nonce", "0"]), b""), 2, &["--nonce", "even"]);
+        fails(&run(ringseal([command, "--key", KEY, "--nonce", "0"]), b""), 2, &["--nonce", "whole bytes"]);
         fails(&run(ringseal([command, "--key", KEY, "--nonce", "00", "--aad", "0x00"]), b""), 2, &["--aad"]);
         fails(&run(ringseal([command, "--nonce", "00"]), b""), 2, &["--key-file"]);
         fails(

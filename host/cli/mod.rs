@@ -4,6 +4,7 @@ mod failure;
 mod output;
 mod seal;
 mod values;
+mod vectors;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Command {
     Seal(seal::Arguments),
     /// Open a sealed message; writes nothing unless its tag verifies.
     Open(seal::Arguments),
+    /// Run the published test vectors (NIST CAVP, SP 800-38A, Wycheproof and others) and print counts.
+    Vectors(vectors::Arguments),
 }
 
 /// Where the cryptography runs.
@@ -68,6 +71,7 @@ pub(crate) fn main() -> ExitCode {
         None => Ok(()),
         Some(Command::Seal(arguments)) => seal::seal(arguments),
         Some(Command::Open(arguments)) => seal::open(arguments),
+        Some(Command::Vectors(arguments)) => vectors::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -87,18 +87,10 @@ fn by_name<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Resul
 
 /// Hexadecimal bytes. The error never repeats the input, which may be a key.
 pub(crate) fn parse_hex(text: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    if !text.bytes().all(|byte| digit(byte).is_some()) {
-        return Err("not hexadecimal: use only the digits 0-9 and a-f, without spaces or 0x".into());
-    }
-    if !text.len().is_multiple_of(2) {
-        return Err(format!(
-            "{} hexadecimal digits are not whole bytes: an even number is needed",
-            text.len()
-        ));
-    }
-    let bytes = text.as_bytes().chunks_exact(2);
-    Ok(Zeroizing::new(bytes.filter_map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()))
+    hex::decode(text).map(Zeroizing::new).map_err(|error| match error {
+        hex::FromHexError::OddLength => format!("{} hexadecimal digits are not whole bytes", text.len()),
+        _ => "not hexadecimal: use only the digits 0-9 and a-f, without spaces or 0x".into(),
+    })
 }
 
 /// An AES key in hexadecimal.

@@ -1,0 +1,214 @@
+//! Times all-reduces on made-up data and checks every element.
+
+use std::io;
+use std::path::PathBuf;
+
+use ringseal::{Dtype, ReduceOp};
+use serde::Serialize;
+
+use super::group::{Group, Setup};
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::output::AtomicFile;
+use crate::cli::sample::{Sample, wrong_elements};
+use crate::cli::table::{self, Figures, Row, Times};
+use crate::cli::values::{ByteSize, dtype_name, op_name};
+
+/// Sizes when none are asked for: a few seconds on a laptop.
+const BEGIN: ByteSize = ByteSize(64 << 10);
+const END: ByteSize = ByteSize(16 << 20);
+const FACTOR: usize = 4;
+
+/// Sizes in bytes, each a factor times the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep {
+    begin: usize,
+    end: usize,
+    factor: usize,
+}
+
+impl Sweep {
+    pub(super) fn new(begin: Option<ByteSize>, end: Option<ByteSize>, factor: Option<usize>) -> Outcome<Self> {
+        let begin = begin.unwrap_or_else(|| end.map_or(BEGIN, |end| end.min(BEGIN)));
+        let end = end.unwrap_or(begin.max(END));
+        let factor = factor.unwrap_or(FACTOR);
+        if begin.0 == 0 {
+            return Err(Failure::Input("--begin 0: the smallest size must be at least 1 byte".into()));
+        }
+        if end < begin {
+            return Err(Failure::Input(format!("--end {end} is less than --begin {begin}")));
+        }
+        if factor < 2 {
+            return Err(Failure::Input(format!("--factor {factor}: sizes must grow; use 2 or more")));
+        }
+        Ok(Self { begin: begin.0, end: end.0, factor })
+    }
+
+    fn sizes(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.begin), move |&size| size.checked_mul(self.factor))
+            .take_while(move |&size| size <= self.end)
+    }
+}
+
+/// A benchmark, with its arguments parsed.
+#[derive(Debug)]
+pub(super) struct Benchmark {
+    pub(super) setup: Setup,
+    pub(super) sweep: Sweep,
+    pub(super) iterations: usize,
+    pub(super) warmup: usize,
+    pub(super) check: bool,
+    pub(super) dtype: Dtype,
+    pub(super) op: ReduceOp,
+    pub(super) json: Option<PathBuf>,
+}
+
+/// What the JSON file holds.
+#[derive(Serialize)]
+struct Document<'a> {
+    ringseal: &'static str,
+    description: &'a str,
+    ranks: usize,
+    dtype: &'static str,
+    op: &'static str,
+    iterations: usize,
+    warmup: usize,
+    rows: &'a [Row],
+}
+
+/// Which result a run leaves where.
+#[derive(Clone, Copy)]
+enum Place {
+    Out,
+    In,
+}
+
+impl Benchmark {
+    /// Measures every size, prints the table, and fails if an element was wrong.
+    pub(super) fn run(self) -> Outcome {
+        let json = self.json.as_deref().map(AtomicFile::create).transpose()?;
+        let mut group = Group::new(&self.setup)?;
+        let mut plain = self.setup.plain_ring().as_ref().map(Group::new).transpose()?;
+        let description = group.description();
+        let mut stdout = io::stdout().lock();
+        self.write_preamble(&mut stdout, &description, plain.is_some()).map_err(Failure::stdout)?;
+        let mut rows = Vec::new();
+        for size in self.sweep.sizes() {
+            let row = self.measure(size, &mut group, plain.as_mut())?;
+            table::write_row(&mut stdout, &row, self.dtype, self.op).map_err(Failure::stdout)?;
+            rows.push(row);
+        }
+        self.write_summary(&mut stdout, &rows).map_err(Failure::stdout)?;
+        if let Some(mut file) = json {
+            file.write(&self.document(&description, &rows)?)?;
+            file.commit()?;
+        }
+        match rows.iter().map(Row::wrong).sum() {
+            0 => Ok(()),
+            wrong => Err(Failure::Wrong(format!("{wrong} elements are wrong; see the #wrong columns"))),
+        }
+    }
+
+    fn measure(&self, size: usize, group: &mut Group, plain: Option<&mut Group>) -> Outcome<Row> {
+        let count = size / self.dtype.size();
+        let ranks = self.setup.ranks();
+        let sample = Sample::new(ranks, count, self.dtype, self.op);
+        let mut outputs = vec![vec![0; sample.expected.len()]; ranks];
+        let mut figures = |group: &mut Group, place| self.repeat(group, place, &sample, &mut outputs);
+        let sealed = [figures(group, Place::Out)?, figures(group, Place::In)?];
+        let plain = plain.map(|group| figures(group, Place::Out)).transpose()?;
+        Ok(Row::new(sample.expected.len(), count, sealed, plain))
+    }
+
+    /// Warms up, times the iterations and checks the last one's result on every rank.
+    fn repeat(&self, group: &mut Group, place: Place, sample: &Sample, outputs: &mut [Vec<u8>]) -> Outcome<Figures> {
+        let mut times = Vec::with_capacity(self.iterations);
+        for iteration in 0..self.warmup + self.iterations {
+            for (output, input) in outputs.iter_mut().zip(&sample.inputs) {
+                match place {
+                    Place::Out => output.fill(0xa5), // a result left over from before must not pass the check
+                    Place::In => output.copy_from_slice(input),
+                }
+            }
+            let time = match place {
+                Place::Out => group.all_reduce(&sample.inputs, outputs, self.dtype, self.op)?,
+                Place::In => group.all_reduce_in_place(outputs, self.dtype, self.op)?,
+            };
+            if iteration >= self.warmup {
+                times.push(time);
+            }
+        }
+        let wrong = self.check.then(|| {
+            outputs.iter().map(|output| wrong_elements(output, &sample.expected, self.dtype.size())).sum()
+        });
+        Ok(Figures::new(sample.expected.len(), outputs.len(), &Times::new(times), wrong))
+    }
+
+    fn write_preamble(&self, out: &mut dyn io::Write, description: &str, plain: bool) -> io::Result<()> {
+        let Self { iterations, warmup, .. } = self;
+        writeln!(out, "# ringseal {}: {description}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(out, "# time: median of {iterations} after {warmup} to warm up, from the first rank's start to the last one's end")?;
+        writeln!(out, "# GB = 1e9 bytes of plaintext of one rank; busbw = algbw x 2(n-1)/n")?;
+        if plain {
+            writeln!(out, "# plain ring: the same without encryption; overhead: out-of-place time over the plain ring's, less one")?;
+        }
+        writeln!(out, "#")?;
+        table::write_headings(out, plain)
+    }
+
+    fn write_summary(&self, out: &mut dyn io::Write, rows: &[Row]) -> io::Result<()> {
+        let wrong: usize = rows.iter().map(Row::wrong).sum();
+        let verdict = match (self.check, wrong) {
+            (false, _) => "not checked (-c 0)".into(),
+            (true, 0) => "0: every element of every rank is right".into(),
+            (true, wrong) => wrong.to_string(),
+        };
+        writeln!(out, "# wrong elements: {verdict}")?;
+        out.flush()
+    }
+
+    fn document(&self, description: &str, rows: &[Row]) -> Outcome<Vec<u8>> {
+        let document = Document {
+            ringseal: env!("CARGO_PKG_VERSION"),
+            description,
+            ranks: self.setup.ranks(),
+            dtype: dtype_name(self.dtype),
+            op: op_name(self.op),
+            iterations: self.iterations,
+            warmup: self.warmup,
+            rows,
+        };
+        let mut json = serde_json::to_vec_pretty(&document).map_err(|error| Failure::Input(error.to_string()))?;
+        json.push(b'\n');
+        Ok(json)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(begin: Option<&str>, end: Option<&str>, factor: Option<usize>) -> Outcome<Vec<usize>> {
+        let size = |text: &str| text.parse().unwrap();
+        Ok(Sweep::new(begin.map(size), end.map(size), factor)?.sizes().collect())
+    }
+
+    #[test]
+    fn sizes_grow_by_the_factor_up_to_the_end() {
+        assert_eq!(sizes(Some("8"), Some("100"), Some(2)).unwrap(), [8, 16, 32, 64]);
+        assert_eq!(sizes(Some("1M"), Some("1M"), None).unwrap(), [1 << 20]);
+        // One end alone moves the other, never into a contradiction.
+        assert_eq!(sizes(Some("1G"), None, None).unwrap(), [1 << 30]);
+        assert_eq!(sizes(None, Some("1K"), None).unwrap(), [1 << 10]);
+        assert_eq!(sizes(None, None, None).unwrap().len(), 5);
+        // The last step would overflow.
+        assert_eq!(sizes(Some("9223372036854775808"), Some("18446744073709551615"), Some(3)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn sweeps_that_never_end_are_refused() {
+        assert!(sizes(Some("0"), None, None).is_err());
+        assert!(sizes(Some("2M"), Some("1M"), None).is_err());
+        assert!(sizes(None, None, Some(0)).is_err());
+        assert!(sizes(None, None, Some(1)).is_err());
+    }
+}

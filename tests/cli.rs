@@ -1,0 +1,61 @@
+//! The `ringseal` command as a whole: help, vectors, information.
+
+mod support;
+
+use std::process::Command;
+
+use support::{fails, ringseal, run, succeeds};
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn help_warns_of_keys_on_the_command_line() {
+    for command in ["seal", "open"] {
+        let help = text(succeeds(run(ringseal([command, "--help"]), b"")));
+        assert!(help.contains("Other users") && help.contains("prefer --key-file"), "{help}");
+    }
+}
+
+#[test]
+fn bad_usage_exits_with_2() {
+    fails(&run(ringseal(["no-such-command"]), b""), 2, &["no-such-command"]);
+    fails(&run(ringseal(["vectors", "--backend", "tpu"]), b""), 2, &["tpu", "emulated"]);
+    fails(&run(ringseal(["vectors", "--every", "0"]), b""), 2, &["--every"]);
+}
+
+#[test]
+fn every_vector_passes_on_the_cpu() {
+    let report = text(succeeds(run(ringseal(["vectors", "--backend", "cpu"]), b"")));
+    let total: Vec<_> =
+        report.lines().find(|line| line.starts_with("total")).unwrap().split_whitespace().collect();
+    assert_eq!(total[1], total[2], "{report}");
+    assert_eq!(total[3..], ["0", "0"], "{report}");
+    assert!(total[1].parse::<usize>().unwrap() > 8000, "{report}");
+}
+
+#[test]
+fn a_missing_gpu_is_an_error_only_when_it_is_asked_for() {
+    let hidden = |arguments: &[&str]| {
+        let mut command = ringseal(arguments);
+        command.env("CUDA_VISIBLE_DEVICES", "");
+        run(command, b"")
+    };
+    fails(&hidden(&["vectors", "--backend", "cuda"]), 2, &["no usable CUDA device"]);
+    assert!(text(succeeds(hidden(&["vectors"]))).starts_with("backend: cpu"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_closed_or_full_standard_output_is_no_panic() {
+    let shell = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_ringseal")]);
+        run(command, b"")
+    };
+    let output = shell(r#"{ sleep 0.3; "$1" vectors --backend cpu; echo "$?" >&2; } | true"#);
+    assert_eq!(String::from_utf8_lossy(&output.stderr).trim(), "141");
+    fails(&shell(r#""$1" vectors --backend cpu >/dev/full"#), 2, &["standard output", "No space left"]);
+    assert!(shell(r#""$1" vectors --backend cpu >&-"#).status.success());
+}
