@@ -7,6 +7,7 @@ pub mod collective;
 pub mod cuda;
 mod dtype;
 mod error;
+pub mod ptx;
 pub mod study;
 pub mod transport;
 pub mod vectors;

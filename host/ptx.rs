@@ -1,0 +1,70 @@
+//! The kernels as PTX text, and what is in it.
+//!
+//! The driver compiles PTX for its GPU when a module is loaded; nothing here needs a driver. `ringseal ptx --out DIR` writes
+//! the same files for use in other CUDA programs.
+
+use std::sync::LazyLock;
+
+pub use ringseal_ptx_build::manifest::{Counts, Field, Kernel, Manifest, Module, Parameter, Target};
+
+/// The module for H100 and H200 (compute capability 9.0).
+pub const SM_90A: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_90a.ptx"));
+
+/// The module for A100 (compute capability 8.0) and, compiled by the driver, everything newer.
+pub const SM_80: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_80.ptx"));
+
+/// The manifest's text.
+pub const MANIFEST_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/manifest.json"));
+
+/// What is in the modules: kernels, parameters, block sizes, shared memory.
+pub fn manifest() -> &'static Manifest {
+    static MANIFEST: LazyLock<Manifest> =
+        LazyLock::new(|| Manifest::from_json(MANIFEST_JSON).expect("build.rs wrote it from the same types"));
+    &MANIFEST
+}
+
+/// The PTX text of a target.
+pub const fn text(target: Target) -> &'static str {
+    match target {
+        Target::Sm90a => SM_90A,
+        Target::Sm80 => SM_80,
+    }
+}
+
+/// The target whose module a device of compute capability `major.minor` loads; `None` below 8.0, which is not supported.
+pub const fn for_compute_capability(major: u32, minor: u32) -> Option<Target> {
+    Target::for_compute_capability(major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_embedded_module_is_what_its_manifest_says() {
+        for target in Target::ALL {
+            let module = manifest().module(target).unwrap();
+            assert!(text(target).contains(&format!("\n.target {target}")), "{target}");
+            assert!(text(target).contains(&format!("\n.version {}", module.ptx_isa)), "{target}");
+            for kernel in &module.kernels {
+                assert!(
+                    text(target).contains(&format!(".entry {}(", kernel.name)),
+                    "{target} {}",
+                    kernel.name
+                );
+            }
+            assert_eq!(text(target).matches("\n.visible .entry ").count(), module.kernels.len());
+        }
+    }
+
+    #[test]
+    fn compute_capabilities() {
+        assert_eq!(for_compute_capability(9, 0), Some(Target::Sm90a));
+        for newer in [(8, 0), (8, 6), (8, 9), (10, 0), (10, 3), (12, 0)] {
+            assert_eq!(for_compute_capability(newer.0, newer.1), Some(Target::Sm80), "{newer:?}");
+        }
+        for older in [(7, 5), (7, 0), (0, 0)] {
+            assert_eq!(for_compute_capability(older.0, older.1), None, "{older:?}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! NVIDIA's assembler, used only to check: what each kernel costs in registers, and whether it spills.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::manifest::Target;
+use crate::{Error, Result};
+
+/// What `ptxas -v` says of a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) name: String,
+    pub(crate) registers: u32,
+    pub(crate) stack_bytes: u32,
+    pub(crate) spill_bytes: u32,
+    pub(crate) static_shared_bytes: u32,
+    pub(crate) barriers: u32,
+}
+
+/// Where `scripts/setup-ptxas` puts the tools, below the build folder.
+const TOOLS: &str = "cuda-tools/bin";
+
+/// Assembles a module and reads the figures; the text is ptxas's own output.
+pub(crate) fn run(target_dir: &Path, module: &Path, target: Target) -> Result<(Vec<Usage>, String)> {
+    let own = target_dir.join(TOOLS).join("ptxas");
+    let ptxas = if own.is_file() { own } else { PathBuf::from("ptxas") };
+    let output = Command::new(&ptxas)
+        .args(["-v", "-arch", target.name(), "-o", "/dev/null"])
+        .arg(module)
+        .output()
+        .map_err(|e| {
+            Error::new(format!("{}: {e}; get it with:\n\n    scripts/setup-ptxas\n", ptxas.display()))
+        })?;
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(Error::new(format!("ptxas refuses {}:\n{text}", module.display())));
+    }
+    Ok((usages(&text), text))
+}
+
+/// Reads the figures out of `ptxas -v`'s output.
+pub(crate) fn usages(text: &str) -> Vec<Usage> {
+    let mut found: Vec<Usage> = Vec::new();
+    // "Function properties" also come for functions that are no kernels, under the kernel that was named last.
+    let mut in_kernel = false;
+    for line in text.lines() {
+        let line = line.trim_start_matches("ptxas info").trim_start_matches([' ', ':']);
+        if let Some(rest) = line.strip_prefix("Compiling entry function '") {
+            let name = rest.split('\'').next().unwrap_or_default().to_owned();
+            found.push(Usage { name, ..Usage::default() });
+        } else if let Some(name) = line.strip_prefix("Function properties for ") {
+            in_kernel = found.last().is_some_and(|u| u.name == name.trim());
+        } else if let Some(usage) = found.last_mut() {
+            for part in line.split(',').map(str::trim) {
+                let number =
+                    |suffix: &str| part.strip_suffix(suffix).and_then(|n| n.trim().parse::<u32>().ok());
+                if let Some(n) =
+                    part.strip_prefix("Used ").and_then(|p| p.strip_suffix(" registers")?.parse().ok())
+                {
+                    usage.registers = n;
+                } else if let Some(n) =
+                    part.strip_prefix("used ").and_then(|p| p.strip_suffix(" barriers")?.parse().ok())
+                {
+                    usage.barriers = n;
+                } else if let Some(n) = number("bytes smem") {
+                    usage.static_shared_bytes = n;
+                } else if let Some(n) = number("bytes cumulative stack size") {
+                    usage.stack_bytes = usage.stack_bytes.max(n);
+                } else if let Some(n) = number("bytes stack frame").filter(|_| in_kernel) {
+                    usage.stack_bytes = usage.stack_bytes.max(n);
+                } else if let Some(n) =
+                    number("bytes spill stores").or(number("bytes spill loads")).filter(|_| in_kernel)
+                {
+                    usage.spill_bytes += n;
+                }
+            }
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// Registers of an SM that one block may take.
+const REGISTERS: u32 = 65536;
+
+/// What is wrong with a module, one line a finding. C7513, C7514 and C7520: ptxas gave up running `wgmma` asynchronously,
+/// which costs most of its rate and says that registers of an instruction in flight were touched.
+pub(crate) fn findings(usages: &[Usage], text: &str, threads: impl Fn(&str) -> Option<u32>) -> Vec<String> {
+    let mut findings = Vec::new();
+    for usage in usages {
+        let name = &usage.name;
+        if usage.spill_bytes > 0 {
+            findings.push(format!("{name}: {} bytes of spills", usage.spill_bytes));
+        }
+        if usage.stack_bytes > 0 {
+            findings.push(format!("{name}: {} bytes of stack (local memory)", usage.stack_bytes));
+        }
+        match threads(name) {
+            // The hardware hands out registers to a thread by 8.
+            Some(threads) if usage.registers.next_multiple_of(8) * threads > REGISTERS => {
+                findings.push(format!(
+                    "{name}: {threads} threads x {} registers cannot be launched",
+                    usage.registers
+                ));
+            }
+            Some(_) => {}
+            None => findings.push(format!("{name}: not in the manifest")),
+        }
+    }
+    let codes = ["C7513", "C7514", "C7520"];
+    findings.extend(text.lines().filter(|l| codes.iter().any(|c| l.contains(c))).map(str::to_owned));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'seal' for 'sm_90a'
+ptxas info    : Function properties for seal
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 63 registers, used 1 barriers
+ptxas info    : Compile time = 3.0 ms
+ptxas info    : Compiling entry function 'open' for 'sm_90a'
+ptxas info    : Function properties for open
+    256 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 2 barriers, 256 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Function properties for helper
+    64 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+";
+
+    #[test]
+    fn reads_figures() {
+        let usages = usages(OUTPUT);
+        let open = Usage {
+            name: "open".into(),
+            registers: 168,
+            stack_bytes: 256,
+            spill_bytes: 20,
+            static_shared_bytes: 1024,
+            barriers: 2,
+        };
+        let seal = Usage { name: "seal".into(), registers: 63, barriers: 1, ..Usage::default() };
+        assert_eq!(usages, [open, seal]);
+    }
+
+    #[test]
+    fn finds_spills_stack_registers_and_serialised_wgmma() {
+        let text = format!(
+            "{OUTPUT}ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async serialized\n"
+        );
+        let found = findings(&usages(OUTPUT), &text, |_| Some(512));
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found[0].contains("open: 20 bytes of spills"));
+        assert!(found[1].contains("256 bytes of stack"));
+        assert!(found[2].contains("512 threads x 168"));
+        assert!(found[3].contains("C7514"));
+        let unknown = findings(&usages(OUTPUT)[1..], "", |_| None);
+        assert_eq!(unknown, ["seal: not in the manifest"]);
+    }
+}
