@@ -264,6 +264,11 @@ impl Kernel {
         check(&format!("launching {} on {} x {} threads", self.name, launch.blocks, launch.threads), result)
     }
 
+    /// The module it is in.
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
     /// Its name in the module.
     pub fn name(&self) -> &str {
         &self.name

@@ -1,0 +1,37 @@
+//! What only a GPU can show. With no GPU each of these tests is reported as ignored, never as passed; the probing tests
+//! run everywhere.
+#![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
+
+mod context;
+
+mod probe;
+mod support;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use ringseal::cuda::Device;
+
+fn main() {
+    if probe::is_child() {
+        return probe::child();
+    }
+    let arguments = Arguments::from_args();
+    let device = Device::open(0);
+    if let Err(error) = &device
+        && !arguments.list
+    {
+        println!("skipped: no CUDA device: the tests that need one count as ignored ({error})");
+    }
+    let mut trials = Vec::new();
+    for (name, test) in probe::TESTS {
+        trials.push(Trial::test(*name, || outcome(test())));
+    }
+    for (name, test) in context::TESTS.iter() {
+        let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
+        trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn outcome(result: support::Outcome) -> Result<(), Failed> {
+    result.map_err(|error| Failed::from(error.to_string()))
+}
