@@ -4,7 +4,7 @@ mod support;
 
 use std::process::Command;
 
-use support::{fails, ringseal, run, succeeds};
+use support::{fails, listing, ringseal, run, succeeds};
 
 fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap()
@@ -44,6 +44,35 @@ fn a_missing_gpu_is_an_error_only_when_it_is_asked_for() {
     };
     fails(&hidden(&["vectors", "--backend", "cuda"]), 2, &["no usable CUDA device"]);
     assert!(text(succeeds(hidden(&["vectors"]))).starts_with("backend: cpu"));
+}
+
+#[test]
+fn information_needs_no_gpu() {
+    let mut command = ringseal(["info"]);
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    let report = text(succeeds(run(command, b"")));
+    assert!(report.contains("embedded PTX: sm_90a, sm_80") && report.contains("GPU: "), "{report}");
+}
+
+#[test]
+fn the_ptx_files_are_the_embedded_ones() {
+    use ringseal::ptx;
+
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("new/ptx");
+    for _ in 0..2 {
+        // The second time over the first one's files.
+        let names = text(succeeds(run(ringseal(["ptx", "--out", target.to_str().unwrap()]), b"")));
+        assert_eq!(names.lines().count(), 3, "{names}");
+    }
+    let read = |name: &str| std::fs::read_to_string(target.join(name)).unwrap();
+    assert_eq!(read("ringseal_sm_90a.ptx"), ptx::SM_90A);
+    assert_eq!(read("ringseal_sm_80.ptx"), ptx::SM_80);
+    assert_eq!(read("manifest.json"), ptx::MANIFEST_JSON);
+    assert_eq!(listing(&target).len(), 3);
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    fails(&run(ringseal(["ptx", "--out", file.to_str().unwrap()]), b""), 2, &[file.to_str().unwrap()]);
 }
 
 #[cfg(target_os = "linux")]

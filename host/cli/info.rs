@@ -33,7 +33,9 @@ fn write(out: &mut dyn Write) -> io::Result<()> {
                 }
             }
         }
-        Err(error) => writeln!(out, "GPU: {}; the cpu and emulated backends work", printable(&error.to_string()))?,
+        Err(error) => {
+            writeln!(out, "GPU: {}; the cpu and emulated backends work", printable(&error.to_string()))?
+        }
     }
     Ok(())
 }

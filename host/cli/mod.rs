@@ -1,11 +1,14 @@
 //! The command line: arguments in, exit code out.
 
 mod failure;
+mod info;
 mod output;
+mod ptx;
 mod seal;
 mod values;
 mod vectors;
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -36,6 +39,10 @@ enum Command {
     Open(seal::Arguments),
     /// Run the published test vectors (NIST CAVP, SP 800-38A, Wycheproof and others) and print counts.
     Vectors(vectors::Arguments),
+    /// Write the kernels as PTX, with a manifest of their parameters, for use in other CUDA programs.
+    Ptx(ptx::Arguments),
+    /// Tell what this machine offers: driver, GPUs, and which PTX loads on them.
+    Info,
 }
 
 /// Where the cryptography runs.
@@ -72,15 +79,21 @@ pub(crate) fn main() -> ExitCode {
         Some(Command::Seal(arguments)) => seal::seal(arguments),
         Some(Command::Open(arguments)) => seal::open(arguments),
         Some(Command::Vectors(arguments)) => vectors::run(&arguments),
+        Some(Command::Ptx(arguments)) => ptx::run(&arguments),
+        Some(Command::Info) => info::run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !matches!(failure, Failure::BrokenPipe) {
-                // Not eprintln!, which panics when standard error is closed.
-                let _ = writeln!(io::stderr(), "error: {failure}");
+                say("error", &failure);
             }
             ExitCode::from(failure.code())
         }
     }
+}
+
+fn say(kind: &str, what: impl Display) {
+    // Not eprintln!, which panics when standard error is closed.
+    let _ = writeln!(io::stderr(), "{kind}: {what}");
 }
