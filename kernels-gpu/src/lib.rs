@@ -1,6 +1,17 @@
-//! Device kernels of ringseal. `#![no_std]` on the GPU; on the CPU the same source runs in the emulator (`device`).
+//! Device kernels of ringseal. `#![no_std]` on the GPU; on the CPU the same source runs in the emulator ([`device`]).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
     feature(abi_ptx, stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, abi_unadjusted)
 )]
+// LLVM's shuffles, votes and barriers have no other name in Rust.
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+
+pub mod device;
+pub mod params;
+
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    device::trap()
+}
