@@ -322,6 +322,27 @@ pub(crate) fn isa(ptx: &str) -> Result<&str> {
         .ok_or_else(|| Error::new("the PTX has no .version directive"))
 }
 
+/// Bytes of parameters that a kernel may have before PTX 8.1 (PTX ISA, "Kernel function parameters").
+const PARAMETER_LIMIT: u32 = 4352;
+
+/// Raises the PTX version to 8.1 where a kernel's parameter is larger than older versions allow; the back end does not.
+pub(crate) fn raise_isa(ptx: &str) -> Result<String> {
+    let old = isa(ptx)?;
+    let number = |version: &str| {
+        let (major, minor) = version.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    };
+    let version = number(old).ok_or_else(|| Error::new(format!("PTX version {old}")))?;
+    let mut is_large = false;
+    for entry in functions(ptx)?.iter().filter(|f| f.is_entry) {
+        is_large |= parameter_layout(entry)?.0 > PARAMETER_LIMIT;
+    }
+    if !is_large || version >= (8, 1) {
+        return Ok(ptx.to_owned());
+    }
+    Ok(ptx.replacen(&format!(".version {old}"), ".version 8.1", 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -455,6 +476,17 @@ $L__BB2_1:
         let error = |ptx: &str| add_launch_bounds(ptx, &declarations(ptx).unwrap()).unwrap_err().to_string();
         assert!(error(&with("ringseal.kernel second", "ringseal.kernel third")).contains("third"));
         assert!(error(&with("// ringseal.kernel second", "// kernel second")).contains("entry second"));
+    }
+
+    #[test]
+    fn large_parameters_need_a_newer_ptx() {
+        let version = |ptx: &str| isa(&raise_isa(ptx).unwrap()).unwrap().to_owned();
+        let older = with(".version 8.1", ".version 7.1");
+        assert_eq!(version(&older), "7.1");
+        assert_eq!(version(&older.replace("[264]", "[4352]")), "7.1");
+        assert_eq!(version(&older.replace("[264]", "[4360]")), "8.1");
+        assert_eq!(version(&with(".version 8.1", ".version 8.10").replace("[264]", "[4360]")), "8.10");
+        assert!(raise_isa(&with(".version 8.1", ".version new")).is_err());
     }
 
     #[test]

@@ -17,15 +17,17 @@ const SETUP_RUST_SRC: &str = "scripts/setup-rust-src";
 
 const TRIPLE: &str = "nvptx64-nvidia-cuda";
 
-/// Flags of rustc. The target's default CPU is `sm_30`, so the CPU is always named. PTX 8.1 (driver 530 and newer) lifts the
-/// limit of a kernel's parameters from 4 to 32 KiB. Jump threading duplicates barriers into the arms of divergent branches.
+/// Flags of rustc. The target's default CPU is `sm_30`, so the CPU is always named; the PTX version is the CPU's lowest one
+/// unless an instruction needs a newer one, because a driver refuses what is newer than itself. Jump threading duplicates
+/// barriers into the arms of divergent branches.
 fn rustflags(target: Target) -> Vec<String> {
-    let mut flags = vec![format!("-Ctarget-cpu={}", target.name())];
-    flags.push("-Ctarget-feature=+ptx81".into());
-    flags.push("-Zmir-enable-passes=-JumpThreading".into());
-    if target == Target::Sm90a {
-        flags.extend(["--cfg".into(), "ringseal_sm_90a".into()]);
-    }
+    let mut flags =
+        vec![format!("-Ctarget-cpu={}", target.name()), "-Zmir-enable-passes=-JumpThreading".to_owned()];
+    flags.extend(match target {
+        Target::Sm90a => ["--cfg".to_owned(), "ringseal_sm_90a".to_owned()],
+        // mma of single bits with `and` is PTX 7.1; sm_80 starts at 7.0.
+        Target::Sm80 => ["-C".to_owned(), "target-feature=+ptx71".to_owned()],
+    });
     flags
 }
 
@@ -101,7 +103,7 @@ pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
 /// What is done to rustc's output.
 fn finish(raw: &str) -> Result<String> {
     let declarations = ptx::declarations(raw)?;
-    ptx::add_launch_bounds(&ptx::strip_disambiguators(raw), &declarations)
+    ptx::raise_isa(&ptx::add_launch_bounds(&ptx::strip_disambiguators(raw), &declarations)?)
 }
 
 /// The manifest entry of a finished module.
@@ -225,7 +227,7 @@ impl Toolchain {
 
 /// rustc's messages without the warning that the recipe itself causes (the name of an LLVM feature is not a stable one).
 fn without_known_warnings(stderr: &str) -> String {
-    let known = "warning: unstable feature specified for `-Ctarget-feature`: `ptx81`";
+    let known = "warning: unstable feature specified for `-Ctarget-feature`: `ptx71`";
     stderr.split_inclusive("\n\n").filter(|message| !message.trim_start().starts_with(known)).collect()
 }
 
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn only_the_recipes_own_warning_is_dropped() {
         let known =
-            "warning: unstable feature specified for `-Ctarget-feature`: `ptx81`\n  |\n  = note: x\n\n";
+            "warning: unstable feature specified for `-Ctarget-feature`: `ptx71`\n  |\n  = note: x\n\n";
         let other = "warning: unused variable: `x`\n --> src/lib.rs:1:1\n\n";
         assert_eq!(without_known_warnings(&format!("{known}{other}{known}")), other);
     }
