@@ -28,7 +28,8 @@ mod tests {
 
     #[test]
     fn reads_the_kernels_own_format() {
-        let status = "MemTotal:       24570000 kB\nMemFree:         9000000 kB\nMemAvailable:   20000000 kB\n";
+        let status =
+            "MemTotal:       24570000 kB\nMemFree:         9000000 kB\nMemAvailable:   20000000 kB\n";
         assert_eq!(available(status), Some(20_480_000_000));
         assert_eq!(available("MemTotal: 1 kB\n"), None);
         assert_eq!(available("MemAvailable: many kB\n"), None);
@@ -37,8 +38,8 @@ mod tests {
     #[test]
     fn more_than_any_machine_has_is_refused_by_name() {
         if cfg!(target_os = "linux") {
-            let refusal = require(u128::MAX, "--end 1G").unwrap_err().to_string();
-            assert!(refusal.starts_with("--end 1G needs"), "{refusal}");
+            let refusal = require(u128::MAX, "--maxbytes 1G").unwrap_err().to_string();
+            assert!(refusal.starts_with("--maxbytes 1G needs"), "{refusal}");
         }
         assert!(require(0, "nothing").is_ok());
     }

@@ -2,6 +2,7 @@
 
 mod failure;
 mod info;
+mod memory;
 mod output;
 mod ptx;
 mod seal;

@@ -10,12 +10,15 @@ use ringseal::aead::{self, Aead, AesKey, Iv};
 use zeroize::Zeroizing;
 
 use super::BackendName;
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, shown};
+use super::memory;
 use super::output::AtomicFile;
 use super::values::{parse_hex, parse_key};
 
 /// A key file holds 64 hexadecimal digits and a line end at most; this much is read to tell when it holds more.
 const KEY_FILE_BYTES: u64 = 1024;
+/// After each such piece of input, memory is asked for.
+const PIECE_BYTES: u64 = 256 << 20;
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
@@ -100,18 +103,17 @@ impl Job {
         Ok(Iv::new(&self.nonce)?)
     }
 
+    /// The input's name for messages.
+    fn input_name(&self) -> &Path {
+        self.input.as_deref().unwrap_or(Path::new("standard input"))
+    }
+
     fn read(&self) -> Outcome<Vec<u8>> {
-        let mut data = Vec::new();
+        let name = self.input_name();
         match &self.input {
-            Some(path) => File::open(path)
-                .and_then(|mut file| file.read_to_end(&mut data))
-                .map_err(|error| Failure::file(path, error))?,
-            None => io::stdin()
-                .lock()
-                .read_to_end(&mut data)
-                .map_err(|error| Failure::Input(format!("standard input: {error}")))?,
-        };
-        Ok(data)
+            Some(path) => read_whole(File::open(path).map_err(|error| Failure::file(path, error))?, name),
+            None => read_whole(io::stdin().lock(), name),
+        }
     }
 
     fn write(self, pieces: &[&[u8]]) -> Outcome {
@@ -145,9 +147,8 @@ pub(crate) fn open(arguments: Arguments) -> Outcome {
     let job = Job::new(arguments)?;
     let mut data = job.read()?;
     let Some(length) = data.len().checked_sub(aead::TAG_BYTES) else {
-        let name = job.input.as_deref().unwrap_or(Path::new("standard input"));
         let what = format!("{} bytes are too few: a sealed message ends with a 16-byte tag", data.len());
-        return Err(Failure::file(name, what));
+        return Err(Failure::file(job.input_name(), what));
     };
     let (message, tag) = data.split_at_mut(length);
     let tag = aead::tag_from_bytes(tag)?;
@@ -158,6 +159,19 @@ pub(crate) fn open(arguments: Arguments) -> Outcome {
         other => other.into(),
     })?;
     job.write(&[message])
+}
+
+/// Reads to the end, as long as memory lasts: no byte of a message may be given out before its last is verified.
+fn read_whole(mut input: impl Read, name: &Path) -> Outcome<Vec<u8>> {
+    let mut data = Vec::new();
+    loop {
+        let read = input.by_ref().take(PIECE_BYTES).read_to_end(&mut data);
+        if read.map_err(|error| Failure::file(name, error))? < PIECE_BYTES as usize {
+            return Ok(data);
+        }
+        // The buffer doubles when it is full.
+        memory::require(2 * data.len() as u128, &format!("{}: more than {} bytes", shown(name), data.len()))?;
+    }
 }
 
 fn option(name: &'static str) -> impl Fn(String) -> Failure {

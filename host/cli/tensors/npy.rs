@@ -279,4 +279,20 @@ mod tests {
         assert!(parse(&claims_more).unwrap_err().contains("claims"));
         assert!(parse(&[&MAGIC[..], &[9, 0, 0, 0]].concat()).unwrap_err().contains("version 9.0"));
     }
+
+    /// Damage may make another valid file (another shape with as many elements), but never one that claims data it
+    /// doesn't have.
+    #[test]
+    fn a_damaged_byte_never_reaches_beyond_the_file() {
+        let whole = file("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n", &[0; 24]);
+        for place in 0..whole.len() - 24 {
+            for value in 0..=255 {
+                let mut damaged = whole.clone();
+                damaged[place] = value;
+                if let Ok(Contents { tensors, .. }) = parse(&damaged) {
+                    assert!(tensors.iter().all(|array| array.offset + array.bytes == whole.len() as u64));
+                }
+            }
+        }
+    }
 }

@@ -163,4 +163,20 @@ mod tests {
         let overflow = [&(overflow.len() as u64).to_le_bytes()[..], overflow].concat();
         assert!(parse(&overflow).unwrap_err().contains("malformed"));
     }
+
+    /// Damage may make another valid file (other names), but never one that claims data it doesn't have.
+    #[test]
+    fn a_damaged_byte_never_reaches_beyond_the_file() {
+        let whole = file(None);
+        for place in 0..whole.len() - 24 {
+            for value in (0..=255).step_by(5) {
+                let mut damaged = whole.clone();
+                damaged[place] = value;
+                if let Ok(Contents { tensors, .. }) = parse(&damaged) {
+                    assert!(tensors.iter().all(|tensor| tensor.offset + tensor.bytes <= whole.len() as u64));
+                    assert_eq!(tensors.iter().map(|tensor| tensor.bytes).sum::<u64>(), 24);
+                }
+            }
+        }
+    }
 }
