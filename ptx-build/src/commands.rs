@@ -68,9 +68,12 @@ fn raised(before: &Manifest, after: &Manifest) -> Vec<String> {
     lines
 }
 
-/// Compiles the kernels and compares with the checked-in modules and manifest, byte for byte.
+/// Compiles the kernels, which must give no warning, and compares with the checked-in modules and manifest, byte for byte.
 pub fn compare(folders: &Folders) -> Result<String> {
     let built = recipe::build(&folders.root, &folders.scratch())?;
+    if !built.warnings.is_empty() {
+        return Err(Error::new(built.warnings));
+    }
     let folder = folders.root.join(embed::CHECKED_IN);
     let mut pairs: Vec<_> =
         built.manifest.modules.iter().map(|m| m.file.as_str()).zip(&built.texts).collect();

@@ -74,18 +74,18 @@ pub(crate) struct Built {
 pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
     let toolchain = &Toolchain::find(root)?;
     let files = sources::read(root)?;
-    let outputs: Vec<_> = std::thread::scope(|scope| {
+    let outputs: Result<Vec<_>> = std::thread::scope(|scope| {
         let running: Vec<_> = Target::ALL
             .into_iter()
             .map(|target| scope.spawn(move || toolchain.compile(root, &scratch.join(target.name()), target)))
             .collect();
         running.into_iter().map(|thread| thread.join().expect("compile does not panic")).collect()
     });
-    // Now that the compiler has accepted the files, its messages being better than a parser's.
+    let outputs = outputs?;
+    // Only now that the compiler has accepted the files: its messages are better than a parser's.
     let types = layout::Types::parse(&files)?;
     let (mut modules, mut texts, mut warnings) = (Vec::new(), Vec::new(), String::new());
-    for (target, output) in Target::ALL.into_iter().zip(outputs) {
-        let (raw, stderr) = output?;
+    for (target, (raw, stderr)) in Target::ALL.into_iter().zip(outputs) {
         let text = finish(&raw)?;
         for path in [root, &toolchain.sysroot] {
             if text.contains(&*path.to_string_lossy()) {
