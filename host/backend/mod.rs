@@ -1,6 +1,6 @@
 //! Where the cryptography runs: on the CPU, on a GPU, or as the GPU kernels' own source emulated on the CPU.
 //!
-//! A [`Backend`] turns an [`AesKey`](crate::aead::AesKey) into a [`PreparedKey`], which works on host memory.
+//! A [`Backend`] turns an [`AesKey`] into a [`PreparedKey`], which works on host memory.
 //! The collective's GPU path works on device memory and doesn't pass through here.
 
 use std::sync::Arc;
