@@ -6,7 +6,7 @@ use aes::cipher::{BlockCipherEncrypt, InnerIvInit, KeyInit, StreamCipherCore};
 use ctr::flavors::{Ctr32BE, Ctr128BE};
 use ctr::{CtrCore, CtrFlavor};
 use ghash::universal_hash::UniversalHash;
-use zeroize::Zeroize;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use super::gcm::{HashSubkey, bit_len};
 use super::{Backend, CounterWidth, PreparedKey};
@@ -34,13 +34,13 @@ impl Backend for Cpu {
     }
 }
 
-/// Both fields zeroize themselves on drop.
-struct CpuKey<C> {
+/// Both fields zeroize themselves on drop; the bound keeps `aes` from being built without that.
+struct CpuKey<C: ZeroizeOnDrop> {
     cipher: C,
     subkey: HashSubkey,
 }
 
-impl<C: BlockCipherEncrypt<BlockSize = U16>> CpuKey<C> {
+impl<C: BlockCipherEncrypt<BlockSize = U16> + ZeroizeOnDrop> CpuKey<C> {
     fn new(cipher: C) -> Self {
         let subkey = HashSubkey::with_cipher(&cipher);
         Self { cipher, subkey }
@@ -59,7 +59,7 @@ impl<C: BlockCipherEncrypt<BlockSize = U16>> CpuKey<C> {
     }
 }
 
-impl<C: BlockCipherEncrypt<BlockSize = U16> + Send + Sync> PreparedKey for CpuKey<C> {
+impl<C: BlockCipherEncrypt<BlockSize = U16> + ZeroizeOnDrop + Send + Sync> PreparedKey for CpuKey<C> {
     fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()> {
         match width {
             CounterWidth::Gcm32 => xor_keystream(&mut self.keystream::<Ctr32BE>(counter_block), data),
