@@ -7,7 +7,11 @@
 // LLVM's shuffles, votes and barriers have no other name in Rust.
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
+#[macro_use]
 pub mod device;
+
+pub mod aes;
+pub mod ctr;
 pub mod params;
 
 #[cfg(target_arch = "nvptx64")]

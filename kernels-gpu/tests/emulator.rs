@@ -130,7 +130,12 @@ fn outside_the_window_or_misaligned() {
 
 #[test]
 fn divergent_barriers_are_caught() {
-    let message = failure(64, 0, || if thread::index() < 32 { sync_threads() } else { sync_threads() });
+    let message = failure(64, 0, || {
+        if thread::index() < 32 {
+            sync_threads();
+        }
+        sync_threads();
+    });
     assert!(message.starts_with("divergence"), "{message}");
     let message = failure(64, 0, || {
         if thread::index() != 7 {
