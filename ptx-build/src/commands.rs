@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::manifest::{Kernel, Manifest, Target};
-use crate::{Error, Result, embed, ptx, ptxas, recipe};
+use crate::{Error, Result, embed, ptx, ptxas, recipe, sass};
 
 /// The workspace's folders.
 pub struct Folders {
@@ -148,7 +148,8 @@ fn lint_counts(text: &str, kernels: &[Kernel]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Assembles the checked-in modules and returns a table of registers, stack, spills and shared memory.
+/// Assembles the checked-in modules and returns a table of registers, stack, spills and shared memory. An error, with the table,
+/// for spills, local memory, too many registers to launch, and `wgmma` that is serialised or whose registers are reused early.
 pub fn report(folders: &Folders) -> Result<String> {
     let manifest = embed::read_manifest(&folders.root)?;
     let mut table = String::from(
@@ -160,12 +161,14 @@ pub fn report(folders: &Folders) -> Result<String> {
         embed::read_module(&folders.root, &manifest, target)?;
         let module = manifest.module(target).expect("read_module found it");
         let path = folders.root.join(embed::CHECKED_IN).join(&module.file);
-        let (usages, text) = ptxas::run(&folders.target, &path, target)?;
+        let assembled = ptxas::run(&folders.target, &path, target)?;
         let threads = |name: &str| module.kernel(name).map(|k| k.threads);
-        findings
-            .extend(ptxas::findings(&usages, &text, threads).into_iter().map(|f| format!("{target}: {f}")));
+        let found = ptxas::findings(&assembled.usages, &assembled.messages, threads);
+        findings.extend(
+            found.into_iter().chain(sass::findings(&assembled.sass)).map(|f| format!("{target}: {f}")),
+        );
         for kernel in &module.kernels {
-            let Some(usage) = usages.iter().find(|u| u.name == kernel.name) else {
+            let Some(usage) = assembled.usages.iter().find(|u| u.name == kernel.name) else {
                 findings.push(format!("{target}: {}: ptxas did not report it", kernel.name));
                 continue;
             };

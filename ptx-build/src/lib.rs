@@ -23,6 +23,8 @@ mod ptxas;
 #[cfg(feature = "build")]
 mod recipe;
 #[cfg(feature = "build")]
+mod sass;
+#[cfg(feature = "build")]
 mod sources;
 
 /// What went wrong, in words that say what to do about it.

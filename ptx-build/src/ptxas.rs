@@ -1,5 +1,8 @@
-//! NVIDIA's assembler, used only to check: what each kernel costs in registers, and whether it spills.
+//! NVIDIA's assembler and disassembler, used only to check: what each kernel costs in registers, whether it spills, and what its
+//! machine code is.
 
+use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,23 +23,38 @@ pub(crate) struct Usage {
 /// Where `scripts/setup-ptxas` puts the tools, below the build folder.
 const TOOLS: &str = "cuda-tools/bin";
 
-/// Assembles a module and reads the figures; the text is ptxas's own output.
-pub(crate) fn run(target_dir: &Path, module: &Path, target: Target) -> Result<(Vec<Usage>, String)> {
-    let own = target_dir.join(TOOLS).join("ptxas");
-    let ptxas = if own.is_file() { own } else { PathBuf::from("ptxas") };
-    let output = Command::new(&ptxas)
-        .args(["-v", "-arch", target.name(), "-o", "/dev/null"])
-        .arg(module)
-        .output()
-        .map_err(|e| {
-            Error::new(format!("{}: {e}; get it with:\n\n    scripts/setup-ptxas\n", ptxas.display()))
+/// What NVIDIA's tools say of a module.
+pub(crate) struct Assembled {
+    pub(crate) usages: Vec<Usage>,
+    /// ptxas's own words.
+    pub(crate) messages: String,
+    /// The machine code, disassembled.
+    pub(crate) sass: String,
+}
+
+/// Assembles a module, reads the figures, and disassembles the result.
+pub(crate) fn run(target_dir: &Path, module: &Path, target: Target) -> Result<Assembled> {
+    let cubin = target_dir.join("ptx").join(target.name()).with_extension("cubin");
+    let folder = cubin.parent().expect("just joined");
+    fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    let tool = |name: &str, arguments: &[&OsStr]| -> Result<(String, String)> {
+        let own = target_dir.join(TOOLS).join(name);
+        let program = if own.is_file() { own } else { PathBuf::from(name) };
+        let output = Command::new(&program).args(arguments).output().map_err(|e| {
+            Error::new(format!("{}: {e}; get it with:\n\n    scripts/setup-ptxas\n", program.display()))
         })?;
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(Error::new(format!("ptxas refuses {}:\n{text}", module.display())));
-    }
-    Ok((usages(&text), text))
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        if !output.status.success() {
+            return Err(Error::new(format!("{name} refuses {}:\n{stdout}{stderr}", module.display())));
+        }
+        Ok((stdout, stderr))
+    };
+    let verbose = ["-v", "-arch", target.name(), "-o"].map(OsStr::new);
+    let (stdout, stderr) = tool("ptxas", &[&verbose[..], &[cubin.as_os_str(), module.as_os_str()]].concat())?;
+    let messages = stdout + &stderr;
+    let (sass, _) = tool("nvdisasm", &[OsStr::new("-c"), cubin.as_os_str()])?;
+    Ok(Assembled { usages: usages(&messages), messages, sass })
 }
 
 /// Reads the figures out of `ptxas -v`'s output.
