@@ -1,6 +1,4 @@
-//! AES-GCM's public interface on every backend that needs no GPU: results against a model, refusals, limits.
-
-mod model;
+//! The interface on the CPU backend: results against the model, refusals, limits.
 
 use aes_gcm::aead::AeadInOut;
 use aes_gcm::aead::inout::InOutBuf;
@@ -12,6 +10,8 @@ use ringseal::aead::{
 };
 use ringseal::backend::{Backend, CounterWidth, PreparedKey, Record, by_name, gcm::HashSubkey};
 use ringseal::{Error, Result};
+
+use crate::model;
 
 const PREFILL: u8 = 0xa5;
 const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
