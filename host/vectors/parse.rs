@@ -160,3 +160,36 @@ fn unhex(place: &str, name: &str, value: &str) -> Result<Vec<u8>> {
 fn malformed(place: &str, what: String) -> Error {
     Error::File { path: place.into(), what }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A slip in a vendored file must be an error that names the place, not a vector less.
+    #[test]
+    fn malformed_files_are_errors() {
+        let error = |parsed: Result<Vec<Vector>>| parsed.unwrap_err().to_string();
+        let good =
+            "[Keylen = 128]\r\nCount = 0\r\nKey = 00\r\nIV = 01\r\nPT = \r\nAAD = \r\nCT = \r\nTag = 02\r\n";
+        let parsed = gcm_encrypt("a.rsp", good).unwrap();
+        assert_eq!(
+            (parsed.len(), parsed[0].place.as_str(), parsed[0].tag.as_slice()),
+            (1, "a.rsp:2", [2].as_slice())
+        );
+        assert_eq!(error(gcm_encrypt("a.rsp", &good.replace("IV", "Iw"))), "a.rsp:2: no iv");
+        assert!(error(gcm_encrypt("a.rsp", &good.replace("02", "0"))).starts_with("a.rsp:2: tag: "));
+        assert_eq!(error(gcm_decrypt("a.rsp", &good.replace("PT", "P"))), "a.rsp:2: no pt");
+        assert_eq!(gcm_decrypt("a.rsp", &good.replace("PT = ", "FAIL")).unwrap()[0].kind, Kind::Forged);
+
+        let json = r#"{"numberOfTests": 1, "testGroups": [{"tests": [{"tcId": 7, "key": "", "iv": "", "msg": "",
+            "tag": "", "result": "valid"}]}]}"#;
+        assert_eq!(wycheproof("b.json", json).unwrap()[0].kind, Kind::Gmac);
+        assert_eq!(
+            error(wycheproof("b.json", &json.replace(": 1", ": 2"))),
+            "b.json: 1 tests, but it announces 2"
+        );
+        let unknown = error(wycheproof("b.json", &json.replace("valid", "acceptable")));
+        assert_eq!(unknown, "b.json tcId 7: unknown result \"acceptable\"");
+        assert!(error(wycheproof("b.json", &json[1..])).starts_with("b.json: "));
+    }
+}
