@@ -1,10 +1,13 @@
-//! Every vendored vector on the CPU backend, which needs no GPU.
+//! The vendored vectors, on the backends that need no GPU, and the runner itself.
 
+use std::fs;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use ringseal::aead::{AesKey, Iv, Tag};
 use ringseal::backend::{Backend, CounterWidth, PreparedKey};
 use ringseal::{Error, Result, backend, vectors};
+use sha2::{Digest, Sha256};
 
 #[test]
 fn every_vector_passes_on_the_cpu() {
@@ -113,5 +116,23 @@ fn vectors_pass_on_the_emulated_kernels() {
             "fips-197" | "sp800-38a-ctr" | "rfc3686-ctr" => assert_eq!(report.passed, suite.len()),
             _ => assert_eq!(report.ran, 0),
         }
+    }
+}
+
+/// Every vendored file is the one that `vendor-vectors/README.md` describes, and none is missing there.
+#[test]
+fn files_are_those_of_the_readme() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("vendor-vectors");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let folders =
+        fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let files: Vec<_> =
+        folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 14);
+    for file in files {
+        let data = fs::read(&file).unwrap();
+        let name = file.strip_prefix(&root).unwrap().display();
+        let row = format!("| `{name}` | {} | `{}` |", data.len(), hex::encode(Sha256::digest(&data)));
+        assert!(readme.contains(&row), "{row} is not in README.md");
     }
 }
