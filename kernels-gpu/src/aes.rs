@@ -140,7 +140,6 @@ impl Tables {
     #[inline(always)]
     pub fn fill<const THREADS: u32>() -> Self {
         const { assert!(4096 % THREADS == 0 && THREADS >= 256) };
-        shared::require_base();
         let index = thread::index();
         let source = &raw const T0.0 as u64 + u64::from(index / 16 * 4);
         let mut entries = [0; 16];

@@ -132,17 +132,34 @@ pub mod warp {
     }
 }
 
-/// Dynamic shared memory, by absolute address.
+/// Dynamic shared memory, by the kernels' addresses, in which the window begins at `SHARED_BASE`.
+///
+/// Where it really begins is ptxas's to know: at 0 on sm_80 to sm_89; at 0x400 from sm_90 on, plus the block's rank in its
+/// cluster shifted left by 24. So each access adds the symbol, which costs nothing: the instruction takes it as a constant or
+/// from a uniform register.
 pub mod shared {
     use core::arch::asm;
 
-    /// Ends the launch unless the dynamic window begins where the kernels' constants say.
+    use crate::params::SHARED_BASE;
+
+    /// `OFFSET` from the window's beginning.
+    const fn from_base(offset: u32) -> i32 {
+        offset.cast_signed() - SHARED_BASE.cast_signed()
+    }
+
     #[inline(always)]
-    pub fn require_base() {
-        let base: u32;
+    fn base() -> u32 {
+        let base;
         // SAFETY: takes an address.
         unsafe { asm!("mov.u32 {}, dynamic_shared;", out(reg32) base, options(pure, nomem, nostack)) };
-        if base != crate::params::SHARED_BASE {
+        base
+    }
+
+    /// Ends the launch unless the window begins at `SHARED_BASE` in the block's own memory: for kernels that give addresses to
+    /// the hardware themselves (matrix descriptors).
+    #[inline(always)]
+    pub fn require_base() {
+        if base() & 0xff_ffff != SHARED_BASE {
             super::trap();
         }
     }
@@ -156,8 +173,8 @@ pub mod shared {
         let value;
         // SAFETY: the caller's.
         unsafe {
-            asm!("ld.shared.u32 {}, [{}+{}];", out(reg32) value, in(reg32) address, const OFFSET,
-                options(pure, readonly, nostack))
+            asm!("ld.shared.u32 {}, [{}+{}];", out(reg32) value,
+                in(reg32) base().wrapping_add(address), const from_base(OFFSET), options(pure, readonly, nostack))
         };
         value
     }
@@ -172,8 +189,8 @@ pub mod shared {
         // SAFETY: the caller's.
         unsafe {
             asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}+{}];",
-                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address, const OFFSET,
-                options(pure, readonly, nostack))
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d,
+                in(reg32) base().wrapping_add(address), const from_base(OFFSET), options(pure, readonly, nostack))
         };
         [a, b, c, d]
     }
@@ -186,7 +203,8 @@ pub mod shared {
     pub unsafe fn store_u32<const OFFSET: u32>(address: u32, value: u32) {
         // SAFETY: the caller's.
         unsafe {
-            asm!("st.shared.u32 [{}+{}], {};", in(reg32) address, const OFFSET, in(reg32) value, options(nostack))
+            asm!("st.shared.u32 [{}+{}], {};", in(reg32) base().wrapping_add(address), const from_base(OFFSET),
+                in(reg32) value, options(nostack))
         }
     }
 
@@ -198,8 +216,8 @@ pub mod shared {
     pub unsafe fn store_16<const OFFSET: u32>(address: u32, value: [u32; 4]) {
         // SAFETY: the caller's.
         unsafe {
-            asm!("st.shared.v4.u32 [{}+{}], {{{}, {}, {}, {}}};", in(reg32) address, const OFFSET,
-                in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
+            asm!("st.shared.v4.u32 [{}+{}], {{{}, {}, {}, {}}};",
+                in(reg32) base().wrapping_add(address), const from_base(OFFSET), in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
         }
     }
 }
