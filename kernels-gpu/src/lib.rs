@@ -12,6 +12,11 @@ pub mod device;
 
 pub mod aes;
 pub mod ctr;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod gcm;
+pub mod gf128;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod ghash;
 pub mod params;
 
 #[cfg(target_arch = "nvptx64")]

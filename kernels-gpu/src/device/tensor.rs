@@ -1,0 +1,33 @@
+//! Binary matrix products on the tensor cores: 64 x 256 bits by 256 x 128 (`wgmma`, compute capability 9.0) and
+//! 16 x 256 by 256 x 8 (`mma.sync`, 8.0 and newer), and'ed, counted and added. The low bit of a count is the sum over
+//! GF(2).
+//!
+//! Operands lie as the PTX ISA says (sections "Asynchronous Warpgroup Level Matrix Instructions" and "Matrix
+//! multiply-accumulate operation using mma instruction"). With g = lane / 4, t = lane mod 4 and w the warp in its group:
+//! * A, four words a thread: row 16 w + g bits 32 t to 32 t + 31, row 16 w + g + 8 the same bits, then both rows' bits
+//!   128 + 32 t to 128 + 32 t + 31.
+//! * Accumulators, 64 a thread: number i is row 16 w + g + 8 ((i / 2) mod 2), column 8 (i / 4) + 2 t + i mod 2.
+//! * B in shared memory: see [`matrix_word_place`](crate::gf128::matrix_word_place).
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod emulated;
+#[cfg(target_arch = "nvptx64")]
+mod wgmma;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use emulated::*;
+#[cfg(target_arch = "nvptx64")]
+pub use wgmma::*;
+
+use super::Quad;
+
+/// One thread's share of a warpgroup's 64 x 128 counts.
+pub struct Counts([u32; 64]);
+
+impl Counts {
+    /// All zero.
+    #[inline(always)]
+    pub const fn zero() -> Self {
+        Self([0; 64])
+    }
+}

@@ -1,0 +1,72 @@
+//! The warpgroup products on the CPU, from the real fragments and the real layout in shared memory.
+
+use super::{Counts, Quad};
+use crate::device::emulated::{Order, Scope, collective};
+use crate::device::shared;
+use crate::gf128::{MATRIX_WORDS, matrix_word_place};
+
+/// See the GPU's.
+#[track_caller]
+pub fn fence() {
+    collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
+}
+
+/// See the GPU's.
+#[track_caller]
+pub fn commit() {
+    collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
+}
+
+/// See the GPU's. Done at once: that operands stay untouched until [`wait`] is checked in the machine code.
+///
+/// # Safety
+/// `b` is a matrix in shared memory.
+#[track_caller]
+pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b: u32) {
+    assert!(b.is_multiple_of(16), "a matrix at {b:#x}");
+    let old = if ACCUMULATE { counts.0 } else { [0; 64] };
+    let (new, ..) = collective(
+        Scope::Warpgroup,
+        Order::Nothing,
+        (old, *a, b),
+        |threads: &mut [([u32; 64], Quad, u32)]| {
+            assert!(threads.iter().all(|thread| thread.2 == b), "divergence: different matrices");
+            let mut columns = [[0u32; 8]; 128];
+            for index in 0..MATRIX_WORDS {
+                let (n, word) = matrix_word_place(index);
+                // SAFETY: the caller's.
+                columns[n as usize][word as usize] = unsafe { shared::load_u32::<0>(b + 4 * index) };
+            }
+            for warp in threads.chunks_exact_mut(32) {
+                for half in 0..2 {
+                    for g in 0..8 {
+                        let row: [u32; 8] =
+                            std::array::from_fn(|word| warp[4 * g + word % 4].1[half + 2 * (word / 4)]);
+                        for (n, column) in columns.iter().enumerate() {
+                            let count: u32 = row.iter().zip(column).map(|(a, b)| (a & b).count_ones()).sum();
+                            let lane = 4 * g + n % 8 / 2;
+                            let place = &mut warp[lane].0[4 * (n / 8) + 2 * half + n % 2];
+                            *place = place.wrapping_add(count);
+                        }
+                    }
+                }
+            }
+        },
+    );
+    counts.0 = new;
+}
+
+/// See the GPU's.
+#[track_caller]
+pub fn wait<const N: usize>(_: &mut Counts, _: &[Quad; N]) {
+    collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
+}
+
+/// See the GPU's.
+pub fn pack(counts: &Counts, _seed: [u32; 2]) -> [u32; 2] {
+    let mut rows = [0; 2];
+    for (i, &count) in counts.0.iter().enumerate() {
+        rows[i / 2 % 2] |= (count & 1) << (i / 4 * 2 + i % 2);
+    }
+    rows
+}

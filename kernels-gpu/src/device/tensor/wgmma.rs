@@ -1,0 +1,131 @@
+//! The warpgroup products on the GPU.
+
+use super::{Counts, Quad};
+use core::arch::asm;
+
+/// Orders this thread's earlier writes of operand registers before the products that follow. The warpgroup's 128
+/// threads together.
+#[inline(always)]
+pub fn fence() {
+    // SAFETY: a fence; convergence is the caller's contract.
+    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
+}
+
+/// Closes the group of products issued since the last one.
+#[inline(always)]
+pub fn commit() {
+    // SAFETY: as fence.
+    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
+}
+
+/// Starts `counts = [counts +] a x b`, b being the matrix at shared address `b`; `ACCUMULATE` tells whether the old
+/// counts are added. Neither `counts` nor `a` may be touched until [`wait`].
+///
+/// # Safety
+/// The warpgroup's 128 threads together, under control flow that the compiler can see is uniform. `b` is 16-byte
+/// aligned, the matrix is written and visible to the asynchronous proxy.
+#[inline(always)]
+pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b: u32) {
+    // Leading (k) offset 128 bytes, stride (n) offset 256 bytes, no swizzle; offsets and address in units of 16 bytes.
+    let descriptor = (b >> 4) as u64 | (128 >> 4) << 16 | (256 >> 4) << 32;
+    let d = &mut counts.0;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+                "{{",
+                ".reg .pred p;",
+                "setp.ne.b32 p, {69}, 0;",
+                "wgmma.mma_async.sync.aligned.m64n128k256.s32.b1.b1.and.popc",
+                "{{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15},",
+                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31},",
+                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47},",
+                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}}},",
+                "{{{64}, {65}, {66}, {67}}}, {68}, p;",
+                "}}",
+                inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+                inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+                inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
+                inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
+                inout(reg32) d[40], inout(reg32) d[41], inout(reg32) d[42], inout(reg32) d[43],
+                inout(reg32) d[44], inout(reg32) d[45], inout(reg32) d[46], inout(reg32) d[47],
+                inout(reg32) d[48], inout(reg32) d[49], inout(reg32) d[50], inout(reg32) d[51],
+                inout(reg32) d[52], inout(reg32) d[53], inout(reg32) d[54], inout(reg32) d[55],
+                inout(reg32) d[56], inout(reg32) d[57], inout(reg32) d[58], inout(reg32) d[59],
+                inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
+                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                in(reg64) descriptor, const ACCUMULATE as i32,
+                options(nostack)
+        )
+    }
+}
+
+/// Waits for every group issued. `operands` are all A operands since the last wait: naming them here keeps their
+/// registers alive and unchanged until then.
+#[inline(always)]
+pub fn wait<const N: usize>(counts: &mut Counts, operands: &[Quad; N]) {
+    let d = &mut counts.0;
+    // SAFETY: as fence.
+    unsafe {
+        asm!(
+            "wgmma.wait_group.sync.aligned 0;",
+            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
+            "// {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63}",
+            inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+            inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+            inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+            inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+            inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+            inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+            inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+            inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+            inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
+            inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
+            inout(reg32) d[40], inout(reg32) d[41], inout(reg32) d[42], inout(reg32) d[43],
+            inout(reg32) d[44], inout(reg32) d[45], inout(reg32) d[46], inout(reg32) d[47],
+            inout(reg32) d[48], inout(reg32) d[49], inout(reg32) d[50], inout(reg32) d[51],
+            inout(reg32) d[52], inout(reg32) d[53], inout(reg32) d[54], inout(reg32) d[55],
+            inout(reg32) d[56], inout(reg32) d[57], inout(reg32) d[58], inout(reg32) d[59],
+            inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
+            options(nostack)
+        );
+        for a in operands {
+            asm!("// {} {} {} {}", in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], options(nostack));
+        }
+    }
+}
+
+/// The low bits of the counts: of row g in the first word, of row g + 8 in the second, column by column. With columns
+/// in the order of [`column_bit`](crate::gf128::column_bit) that is raw word t of each row's product, which is an A
+/// operand again.
+#[inline(always)]
+pub fn pack(counts: &Counts, seed: [u32; 2]) -> [u32; 2] {
+    let [mut low, mut high] = seed;
+    let d = &counts.0;
+    let mut i = 0;
+    while i < 64 {
+        // One funnel shift a count, volatile and seeded with the old value: ptxas was seen to reorder anything purer
+        // across the wait.
+        // SAFETY: arithmetic.
+        unsafe {
+            asm!(
+                "shf.r.wrap.b32 {0}, {0}, {2}, 1;",
+                "shf.r.wrap.b32 {0}, {0}, {3}, 1;",
+                "shf.r.wrap.b32 {1}, {1}, {4}, 1;",
+                "shf.r.wrap.b32 {1}, {1}, {5}, 1;",
+                inout(reg32) low, inout(reg32) high,
+                in(reg32) d[i], in(reg32) d[i + 1], in(reg32) d[i + 2], in(reg32) d[i + 3],
+                options(nostack)
+            );
+        }
+        i += 4;
+    }
+    [low, high]
+}

@@ -1,0 +1,200 @@
+//! GHASH (NIST SP 800-38D section 6.4) as chains that the tensor cores carry side by side, with the tag of the standard.
+//!
+//! A block of 512 threads takes a **tile** of 1,024 blocks at a time: thread 128 q + j the blocks 256 q + j and 256 q + 128 +
+//! j. Four lanes' blocks are one row of a product (see [`data_multiplier`]), so a tile feeds 128 chains, 8 in each warp. A
+//! chain's state is the sum of its blocks, each times the power of H that brings it to the end of the latest tile;
+//! [`Chains`] holds one word of two half chains in each thread, packed from the low bits of the counts. A tile costs 64
+//! funnel shifts a thread and, in shared-memory wavefronts a block of the message, 3 / 8 for its three matrices.
+//!
+//! At the end each chain is brought to the end of the message by its own power ([`GhashKey::lanes`]), bit by bit, and
+//! all are added.
+
+use crate::device::{self, Quad, global, shared, tensor, thread, warp};
+use crate::gf128::{
+    Element, MATRIX_BYTES, MATRIX_WORDS, data_multiplier, matrix_word, matrix_word_place, state_multiplier,
+};
+
+/// Threads of a block that carries chains.
+pub const THREADS: u32 = 512;
+/// 16-byte blocks that a tile takes: two a thread.
+pub const TILE: u32 = 2 * THREADS;
+
+/// Matrices of a [`GhashKey`].
+pub const MATRICES: u32 = 4;
+
+// Which matrix is which.
+const FIRST: u32 = 0;
+const SECOND: u32 = MATRIX_BYTES;
+const STATE: u32 = 2 * MATRIX_BYTES;
+const BEFORE: u32 = 3 * MATRIX_BYTES;
+
+/// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key`].
+#[repr(C, align(1024))]
+pub struct GhashKey {
+    /// In this order: for the first block of each thread (H^128), for the second (1), for the state (H^1024), and for the
+    /// second block of the tile before the first (H^1024).
+    pub matrices: [[u32; MATRIX_WORDS as usize]; MATRICES as usize],
+    /// What thread 128 q + j's word of its chain is worth at the end of a message's last block:
+    /// H^(893 - 256 q - 4 (j / 4)) x^(32 (j mod 4)).
+    pub lanes: [Element; THREADS as usize],
+}
+
+/// Bytes that a block copies to shared memory: [`GhashKey::matrices`].
+pub const MATRICES_BYTES: u32 = MATRICES * MATRIX_BYTES;
+/// Where [`GhashKey::lanes`] begins.
+pub const LANES_OFFSET: u64 = MATRICES_BYTES as u64;
+const _: () = assert!(core::mem::offset_of!(GhashKey, lanes) as u64 == LANES_OFFSET);
+
+/// Which block of a tile is `thread`'s first (`slot` 0) or second (1).
+#[inline(always)]
+pub const fn block_of(thread: u32, slot: u32) -> u32 {
+    256 * (thread / 128) + 128 * slot + thread % 128
+}
+
+/// Parameters of [`ghash_key`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GhashKeyParams {
+    /// H: the cipher of the zero block, raw words.
+    pub h: [u32; 4],
+    /// Address of the [`GhashKey`] to fill.
+    pub key: u64,
+}
+
+kernel! {
+    threads = 256, shared = 0,
+    /// Fills a [`GhashKey`]: one block a matrix, then two blocks for the lanes.
+    fn ghash_key(params: GhashKeyParams) {
+        let h = Element::from_raw(params.h);
+        let (block, index) = (thread::block_index(), thread::index());
+        if block < MATRICES {
+            let (_, word) = matrix_word_place(index);
+            let multiplier = match block * MATRIX_BYTES {
+                FIRST => data_multiplier(h, h.power(128), word),
+                SECOND => data_multiplier(h, Element::ONE, word),
+                STATE => state_multiplier(h.power(TILE as u64), word),
+                _ => data_multiplier(h, h.power(TILE as u64), word),
+            };
+            let mut i = index;
+            while i < MATRIX_WORDS {
+                let (n, _) = matrix_word_place(i);
+                let address = params.key + (block * MATRIX_BYTES + 4 * i) as u64;
+                // SAFETY: in the key's matrices.
+                unsafe { global::store_u32(address, matrix_word(multiplier, n)) };
+                // A multiple of 64: the same rows again.
+                i += 256;
+            }
+        } else {
+            let lane = (block - MATRICES) * 256 + index;
+            let exponent = TILE - 3 - block_of(lane, 1) / 4 * 4;
+            let value = h.power(exponent as u64).times_x_to(32 * (lane % 4));
+            // SAFETY: in the key's lanes.
+            unsafe { global::store_16(params.key + LANES_OFFSET + 16 * lane as u64, value.words()) };
+        }
+    }
+}
+
+/// Blocks of a launch of [`ghash_key`].
+pub const GHASH_KEY_GRID: u32 = MATRICES + THREADS / 256;
+
+/// The matrices of one key in shared memory.
+#[derive(Clone, Copy)]
+pub struct Matrices(u32);
+
+impl Matrices {
+    /// Copies a key's matrices to shared memory at `address`. All threads of the block; visible after the next
+    /// [`device::sync_threads`].
+    ///
+    /// # Safety
+    /// `key` is the address of a filled [`GhashKey`]; [`MATRICES_BYTES`] of shared memory at `address`, a multiple of
+    /// 128, are nobody else's.
+    #[inline(always)]
+    pub unsafe fn load(key: u64, address: u32) -> Self {
+        let mut i = 16 * thread::index();
+        while i < MATRICES_BYTES {
+            // SAFETY: the caller's.
+            unsafe { shared::store_16::<0>(address + i, global::load_16(key + i as u64)) };
+            i += 16 * THREADS;
+        }
+        device::fence::proxy_async_shared();
+        Matrices(address)
+    }
+}
+
+/// One thread's share of 128 chains.
+pub struct Chains {
+    /// What the next tile begins with, and the matrix that brings it there: word t of a row g's sum and of row g + 8's
+    /// (which is short of a factor x^32); at first, a block of the tile before.
+    state: Quad,
+    state_matrix: u32,
+}
+
+impl Chains {
+    /// Chains of one block a thread: the second of the tile before the first.
+    #[inline(always)]
+    pub const fn new(before: Quad) -> Self {
+        Chains { state: before, state_matrix: BEFORE }
+    }
+
+    /// Takes a tile: this thread's two blocks of it.
+    ///
+    /// # Safety
+    /// All threads of a warpgroup together, under control flow that is uniform for the compiler to see.
+    #[inline(always)]
+    pub unsafe fn take(&mut self, blocks: [Quad; 2], matrices: Matrices) {
+        let mut counts = tensor::Counts::zero();
+        tensor::fence();
+        // SAFETY: the caller's; the matrices are written.
+        unsafe {
+            tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
+            tensor::multiply::<true>(&mut counts, &blocks[0], matrices.0 + FIRST);
+            tensor::multiply::<true>(&mut counts, &blocks[1], matrices.0 + SECOND);
+        }
+        tensor::commit();
+        tensor::wait(&mut counts, &[self.state, blocks[0], blocks[1]]);
+        let [low, high] = tensor::pack(&counts, [self.state[0], self.state[1]]);
+        self.state = [low, high, 0, 0];
+        self.state_matrix = STATE;
+    }
+
+    /// Adds `block` to the last chain, after whose blocks one more factor H comes: where the block of lengths belongs.
+    #[inline(always)]
+    pub fn add_last(&mut self, block: Quad) {
+        let last = thread::index().wrapping_sub(THREADS - 4);
+        let word = select(block, last % 4);
+        self.state[0] ^= if last < 4 { word } else { 0 };
+    }
+
+    /// This thread's share of the hash: the sum of all threads' is GHASH.
+    #[inline(always)]
+    pub fn share(&self, lane: Element) -> Element {
+        let mut lane = lane;
+        lane.take_word(self.state[0]) ^ lane.take_word(self.state[1])
+    }
+}
+
+/// Word `i` (0 to 3) of a quad held in registers.
+#[inline(always)]
+fn select(quad: Quad, i: u32) -> u32 {
+    let low = if i & 1 == 0 { quad[0] } else { quad[1] };
+    let high = if i & 1 == 0 { quad[2] } else { quad[3] };
+    if i & 2 == 0 { low } else { high }
+}
+
+/// The sum over a warp: word `lane / 8` of it, in every lane.
+#[inline(always)]
+pub fn warp_sum(share: Element) -> u32 {
+    let [a, b, c, d] = share.words();
+    let lane = thread::lane();
+    // Halves of the words go to halves of the warp: 6 shuffles in place of 20.
+    let (upper, second) = (lane & 16 != 0, lane & 8 != 0);
+    let (keep0, send0) = if upper { (c, a) } else { (a, c) };
+    let (keep1, send1) = if upper { (d, b) } else { (b, d) };
+    let sum0 = keep0 ^ warp::shuffle_xor(send0, 16);
+    let sum1 = keep1 ^ warp::shuffle_xor(send1, 16);
+    let (keep, send) = if second { (sum1, sum0) } else { (sum0, sum1) };
+    let mut sum = keep ^ warp::shuffle_xor(send, 8);
+    sum ^= warp::shuffle_xor(sum, 4);
+    sum ^= warp::shuffle_xor(sum, 2);
+    sum ^ warp::shuffle_xor(sum, 1)
+}
