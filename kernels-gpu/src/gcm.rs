@@ -129,9 +129,9 @@ kernel! {
 /// Tiles of a record, and the zero blocks in front of its text in the first.
 #[inline(always)]
 fn tiles(length: u32) -> (u32, u32) {
-    let blocks = length / 16 + (length % 16 != 0) as u32;
+    let blocks = length.div_ceil(16);
     // An empty text takes a tile too, for the additional data.
-    let tiles = (blocks / TILE + (blocks % TILE != 0) as u32).max(1);
+    let tiles = blocks.div_ceil(TILE).max(1);
     (tiles, tiles * TILE - blocks)
 }
 
@@ -245,7 +245,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
             unsafe {
                 let lane = global::load_16(params.ghash_key + LANES_OFFSET + 16 * thread::index() as u64);
                 let sum = warp_sum(chains.share(Element::from_words(lane)));
-                if thread::lane() % 8 == 0 {
+                if thread::lane().is_multiple_of(8) {
                     shared::store_u32::<0>(sums + 16 * warp_index + thread::lane() / 2, sum);
                 }
             }
@@ -267,7 +267,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         }
         if last_segment {
             local += 1;
-            if local % THREADS == 0 {
+            if local.is_multiple_of(THREADS) {
                 // The masks of the records up to here are used up after this barrier.
                 device::sync_threads();
                 // SAFETY: as at the start.
@@ -307,7 +307,7 @@ impl Aad {
     /// The addresses are valid.
     #[inline(always)]
     unsafe fn block(&self, at: i32) -> Quad {
-        let blocks = (self.length / 16 + (self.length % 16 != 0) as u32) as i32;
+        let blocks = self.length.div_ceil(16) as i32;
         let index = at + blocks;
         if index < 0 || at >= 0 {
             return [0; 4];

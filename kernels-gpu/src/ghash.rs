@@ -28,7 +28,7 @@ const SECOND: u32 = MATRIX_BYTES;
 const STATE: u32 = 2 * MATRIX_BYTES;
 const BEFORE: u32 = 3 * MATRIX_BYTES;
 
-/// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key`].
+/// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key()`].
 #[repr(C, align(1024))]
 pub struct GhashKey {
     /// In this order: for the first block of each thread (H^128), for the second (1), for the state (H^1024), and for the
@@ -51,7 +51,7 @@ pub const fn block_of(thread: u32, slot: u32) -> u32 {
     256 * (thread / 128) + 128 * slot + thread % 128
 }
 
-/// Parameters of [`ghash_key`].
+/// Parameters of [`ghash_key()`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct GhashKeyParams {
@@ -94,7 +94,7 @@ kernel! {
     }
 }
 
-/// Blocks of a launch of [`ghash_key`].
+/// Blocks of a launch of [`ghash_key()`].
 pub const GHASH_KEY_GRID: u32 = MATRICES + THREADS / 256;
 
 /// The matrices of one key in shared memory.
