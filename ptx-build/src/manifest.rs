@@ -33,7 +33,9 @@ impl Target {
         }
     }
 
-    /// The module for a device of compute capability `major.minor`; `None` below 8.0, which no module supports.
+    /// The module for a device of compute capability `major.minor`; `None` below 8.0, which no module supports. Whether the
+    /// device has the shared memory that a kernel needs ([`Kernel::shared_bytes`]) is to be asked of it: 8.6, 8.9 and 12.0 have
+    /// less than the AES kernels' 128 KiB.
     pub const fn for_compute_capability(major: u32, minor: u32) -> Option<Self> {
         match (major, minor) {
             (9, 0) => Some(Self::Sm90a),

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::manifest::Target;
+use crate::manifest::Module;
 use crate::{Error, Result};
 
 /// What `ptxas -v` says of a kernel.
@@ -32,9 +32,9 @@ pub(crate) struct Assembled {
     pub(crate) sass: String,
 }
 
-/// Assembles a module, reads the figures, and disassembles the result.
-pub(crate) fn run(target_dir: &Path, module: &Path, target: Target) -> Result<Assembled> {
-    let cubin = target_dir.join("ptx").join(target.name()).with_extension("cubin");
+/// Assembles a module for a GPU (`sm_90a` and the like), reads the figures, and disassembles the result.
+pub(crate) fn run(target_dir: &Path, module: &Path, gpu: &str) -> Result<Assembled> {
+    let cubin = target_dir.join("ptx").join(gpu).with_extension("cubin");
     let folder = cubin.parent().expect("just joined");
     fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     let tool = |name: &str, arguments: &[&OsStr]| -> Result<(String, String)> {
@@ -50,7 +50,7 @@ pub(crate) fn run(target_dir: &Path, module: &Path, target: Target) -> Result<As
         }
         Ok((stdout, stderr))
     };
-    let verbose = ["-v", "-arch", target.name(), "-o"].map(OsStr::new);
+    let verbose = ["-v", "-arch", gpu, "-o"].map(OsStr::new);
     let (stdout, stderr) = tool("ptxas", &[&verbose[..], &[cubin.as_os_str(), module.as_os_str()]].concat())?;
     let messages = stdout + &stderr;
     let (sass, _) = tool("nvdisasm", &[OsStr::new("-c"), cubin.as_os_str()])?;
@@ -104,36 +104,42 @@ const REGISTERS: u32 = 65536;
 
 /// What is wrong with a module, one line a finding. C7513, C7514 and C7520: ptxas gave up running `wgmma` asynchronously,
 /// which costs most of its rate and says that registers of an instruction in flight were touched.
-pub(crate) fn findings(usages: &[Usage], text: &str, threads: impl Fn(&str) -> Option<u32>) -> Vec<String> {
+pub(crate) fn findings(usages: &[Usage], messages: &str, module: &Module) -> Vec<String> {
     let mut findings = Vec::new();
     for usage in usages {
         let name = &usage.name;
+        let Some(kernel) = module.kernel(name) else {
+            findings.push(format!("{name}: not in the manifest"));
+            continue;
+        };
         if usage.spill_bytes > 0 {
             findings.push(format!("{name}: {} bytes of spills", usage.spill_bytes));
         }
         if usage.stack_bytes > 0 {
             findings.push(format!("{name}: {} bytes of stack (local memory)", usage.stack_bytes));
         }
-        match threads(name) {
-            // The hardware hands out registers to a thread by 8.
-            Some(threads) if usage.registers.next_multiple_of(8) * threads > REGISTERS => {
-                findings.push(format!(
-                    "{name}: {threads} threads x {} registers cannot be launched",
-                    usage.registers
-                ));
-            }
-            Some(_) => {}
-            None => findings.push(format!("{name}: not in the manifest")),
+        // The hardware hands out registers to a thread by 8.
+        if usage.registers.next_multiple_of(8) * kernel.threads > REGISTERS {
+            let (threads, registers) = (kernel.threads, usage.registers);
+            findings.push(format!("{name}: {threads} threads x {registers} registers cannot be launched"));
+        }
+        // Seen when a check of an address was false on one GPU and ptxas knew it: nothing but the trap was left.
+        if usage.barriers == 0 && kernel.counts.barriers > 0 {
+            findings.push(format!("{name}: ptxas found its barriers unreachable"));
         }
     }
+    for kernel in module.kernels.iter().filter(|k| !usages.iter().any(|u| u.name == k.name)) {
+        findings.push(format!("{}: ptxas did not report it", kernel.name));
+    }
     let codes = ["C7513", "C7514", "C7520"];
-    findings.extend(text.lines().filter(|l| codes.iter().any(|c| l.contains(c))).map(str::to_owned));
+    findings.extend(messages.lines().filter(|l| codes.iter().any(|c| l.contains(c))).map(str::to_owned));
     findings
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::{Counts, Kernel, Parameter, Target};
 
     const OUTPUT: &str = "\
 ptxas info    : 0 bytes gmem
@@ -165,18 +171,45 @@ ptxas info    : Function properties for helper
         assert_eq!(usages, [open, seal]);
     }
 
+    /// A module with these kernels, each of 512 threads and one barrier.
+    fn module(names: &[&str]) -> Module {
+        let kernels = names.iter().map(|&name| Kernel {
+            name: name.into(),
+            threads: 512,
+            shared_bytes: 0,
+            parameter: Parameter { name: "P".into(), bytes: 8, align: 8, fields: vec![] },
+            counts: Counts { barriers: 1, ..Counts::default() },
+        });
+        Module {
+            target: Target::Sm90a,
+            file: Target::Sm90a.file().into(),
+            ptx_isa: "8.0".into(),
+            sha256: String::new(),
+            rustflags: vec![],
+            kernels: kernels.collect(),
+        }
+    }
+
     #[test]
     fn finds_spills_stack_registers_and_serialised_wgmma() {
         let text = format!(
             "{OUTPUT}ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async serialized\n"
         );
-        let found = findings(&usages(OUTPUT), &text, |_| Some(512));
+        let found = findings(&usages(OUTPUT), &text, &module(&["open", "seal"]));
         assert_eq!(found.len(), 4, "{found:?}");
         assert!(found[0].contains("open: 20 bytes of spills"));
         assert!(found[1].contains("256 bytes of stack"));
         assert!(found[2].contains("512 threads x 168"));
         assert!(found[3].contains("C7514"));
-        let unknown = findings(&usages(OUTPUT)[1..], "", |_| None);
-        assert_eq!(unknown, ["seal: not in the manifest"]);
+    }
+
+    #[test]
+    fn finds_kernels_that_were_thrown_away() {
+        let seal = Usage { name: "seal".into(), registers: 63, barriers: 1, ..Usage::default() };
+        assert_eq!(findings(std::slice::from_ref(&seal), "", &module(&["seal"])), [""; 0]);
+        let found = findings(std::slice::from_ref(&seal), "", &module(&["open"]));
+        assert_eq!(found, ["seal: not in the manifest", "open: ptxas did not report it"]);
+        let trap = Usage { barriers: 0, registers: 4, ..seal };
+        assert_eq!(findings(&[trap], "", &module(&["seal"])), ["seal: ptxas found its barriers unreachable"]);
     }
 }

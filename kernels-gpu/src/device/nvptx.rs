@@ -217,7 +217,8 @@ pub mod shared {
         // SAFETY: the caller's.
         unsafe {
             asm!("st.shared.v4.u32 [{}+{}], {{{}, {}, {}, {}}};",
-                in(reg32) base().wrapping_add(address), const from_base(OFFSET), in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
+                in(reg32) base().wrapping_add(address), const from_base(OFFSET),
+                in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
         }
     }
 }
