@@ -17,10 +17,14 @@ mod device;
 mod driver;
 mod memory;
 mod module;
+mod nccl;
+mod ring;
 mod stream;
 
 pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
+pub use nccl::Nccl;
+pub use ring::{RankBuffers, RingGroup, RingOptions};
 pub use stream::{Event, Graph, Stream};

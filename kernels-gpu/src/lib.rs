@@ -18,6 +18,9 @@ pub mod gf128;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod ghash;
 pub mod params;
+pub mod reduce;
+pub mod ring;
+pub mod step;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

@@ -1,0 +1,219 @@
+//! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
+//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--bf16 | --i32] [--nccl]`.
+//!
+//! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
+
+use std::time::Duration;
+
+use ringseal::cuda::{Device, DeviceBuffer, Nccl, RankBuffers, RingGroup, RingOptions, Stream};
+use ringseal::{Dtype, Error, ReduceOp, Result};
+
+struct Arguments {
+    devices: Vec<usize>,
+    ranks: usize,
+    min: usize,
+    max: usize,
+    image: Vec<u8>,
+    sm_budget: Option<u32>,
+    record_bytes: Option<usize>,
+    relay: bool,
+    dtype: Dtype,
+    nccl: bool,
+}
+
+fn arguments() -> Arguments {
+    let mut parsed = Arguments {
+        devices: vec![0],
+        ranks: 0,
+        min: 1 << 10,
+        max: 1 << 30,
+        image: ringseal::ptx::SM_90A.into(),
+        sm_budget: None,
+        record_bytes: None,
+        relay: false,
+        dtype: Dtype::F32,
+        nccl: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_else(|| panic!("{word} needs a value"));
+        match word.as_str() {
+            "--devices" => {
+                parsed.devices = value().split(',').map(|device| device.parse().expect("a number")).collect();
+            }
+            "--ranks" => parsed.ranks = value().parse().expect("a number"),
+            "--min" => parsed.min = value().parse().expect("a number"),
+            "--max" => parsed.max = value().parse().expect("a number"),
+            "--ptx" => parsed.image = std::fs::read(value()).expect("a PTX file"),
+            "--sm" => parsed.sm_budget = Some(value().parse().expect("a number")),
+            "--record" => parsed.record_bytes = Some(value().parse().expect("a number")),
+            "--relay" => parsed.relay = true,
+            "--bf16" => parsed.dtype = Dtype::Bf16,
+            "--i32" => parsed.dtype = Dtype::I32,
+            "--nccl" => parsed.nccl = true,
+            // Given by `cargo bench` itself.
+            "--bench" => {}
+            _ => panic!("unknown argument {word}"),
+        }
+    }
+    parsed.ranks = parsed.ranks.max(parsed.devices.len());
+    parsed
+}
+
+fn main() {
+    let arguments = arguments();
+    match run(&arguments) {
+        Ok(()) => {}
+        Err(Error::NoDevice(why)) => eprintln!("skipped: {why}"),
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::exit(1);
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let ranks = arguments.ranks;
+    let devices: Vec<Device> = (0..ranks)
+        .map(|rank| Device::open(arguments.devices[rank % arguments.devices.len()]))
+        .collect::<Result<_>>()?;
+    let streams: Vec<Stream> = devices.iter().map(Stream::new).collect::<Result<_>>()?;
+    let streams: Vec<&Stream> = streams.iter().collect();
+    let mut group = RingGroup::new(
+        &devices,
+        &arguments.image,
+        RingOptions {
+            max_bytes: arguments.max,
+            record_bytes: arguments.record_bytes,
+            sm_budget: arguments.sm_budget,
+            timeout: Duration::from_secs(5),
+            relay: arguments.relay,
+        },
+    )?;
+    let nccl = arguments.nccl.then(|| Nccl::new(&devices)).transpose()?;
+    println!(
+        "# {ranks} ranks on GPUs {:?} ({}), {} blocks a rank, {:?} sum, relay {}{}",
+        arguments.devices,
+        devices[0].name()?,
+        group.blocks(),
+        arguments.dtype,
+        arguments.relay,
+        nccl.as_ref()
+            .map_or(Ok(String::new()), |nccl| Ok::<_, Error>(format!(", NCCL {}", nccl.version()?)))?
+    );
+    println!(
+        "{:>11} {:>10} {:>10} {:>10} {:>8} {:>7} | {:>10} {:>10} {:>10} {:>8}",
+        "bytes", "us median", "min", "max", "busbw", "#wrong", "NCCL us", "min", "max", "busbw"
+    );
+    let inputs: Vec<DeviceBuffer> =
+        devices.iter().map(|device| DeviceBuffer::new(device, arguments.max)).collect::<Result<_>>()?;
+    let outputs: Vec<DeviceBuffer> =
+        devices.iter().map(|device| DeviceBuffer::new(device, arguments.max)).collect::<Result<_>>()?;
+    let buffers: Vec<RankBuffers> = inputs
+        .iter()
+        .zip(&outputs)
+        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+        .collect();
+    let mut inputs = inputs;
+    let size = arguments.dtype.size();
+    for (rank, input) in inputs.iter_mut().enumerate() {
+        let elements: Vec<Vec<u8>> =
+            (0..KEYS).map(|key| element(arguments.dtype, value(rank, key))).collect();
+        let mut host = vec![0; arguments.max];
+        for (i, bytes) in host.chunks_exact_mut(size).enumerate() {
+            bytes.copy_from_slice(&elements[key(i)]);
+        }
+        input.write(0, &host, streams[rank])?;
+        streams[rank].synchronize()?;
+    }
+    let mut bytes = arguments.min;
+    while bytes <= arguments.max {
+        let count = bytes / size;
+        // SAFETY: the buffers hold `max` bytes on their ranks' devices, and live until the streams are waited for.
+        let ours = measure(&streams, bytes, || unsafe {
+            group.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
+        })?;
+        group.outcome()?;
+        let sums: Vec<Vec<u8>> = (0..KEYS)
+            .map(|key| element(arguments.dtype, (0..ranks).map(|rank| value(rank, key)).sum()))
+            .collect();
+        let mut wrong = 0;
+        for (output, stream) in outputs.iter().zip(&streams) {
+            let mut host = vec![0; bytes];
+            output.read(0, &mut host, stream)?;
+            wrong +=
+                host.chunks_exact(size).enumerate().filter(|(i, got)| *got != &sums[key(*i)][..]).count();
+        }
+        print!("{bytes:>11} {} {wrong:>7} |", columns(&ours, bytes, ranks));
+        if let Some(nccl) = &nccl {
+            // SAFETY: as above.
+            let theirs = measure(&streams, bytes, || unsafe {
+                nccl.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
+            })?;
+            print!(" {}", columns(&theirs, bytes, ranks));
+        }
+        println!();
+        bytes *= 4;
+    }
+    Ok(())
+}
+
+/// Elements take one of this many values.
+const KEYS: usize = 13;
+
+fn key(index: usize) -> usize {
+    (index * 7 + index / 4096) % KEYS
+}
+
+/// Small whole numbers, whose sums are exact in every type.
+fn value(rank: usize, key: usize) -> f32 {
+    ((key + rank * 5) % KEYS) as f32
+}
+
+fn element(dtype: Dtype, value: f32) -> Vec<u8> {
+    match dtype {
+        Dtype::Bf16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+        Dtype::I32 => (value as i32).to_le_bytes().to_vec(),
+        _ => value.to_le_bytes().to_vec(),
+    }
+}
+
+/// Microseconds of one collective, sorted.
+fn measure(
+    streams: &[&Stream],
+    bytes: usize,
+    mut collective: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
+    let repeats = if bytes <= 4 << 20 {
+        20
+    } else if bytes <= 64 << 20 {
+        5
+    } else {
+        2
+    };
+    let mut times = Vec::new();
+    for round in 0..22 {
+        let start = streams[0].record()?;
+        for _ in 0..repeats {
+            collective()?;
+        }
+        let end = streams[0].record()?;
+        for stream in streams {
+            stream.synchronize()?;
+        }
+        // The first rounds warm up.
+        if round >= 2 {
+            times.push(end.since(&start)?.as_secs_f64() * 1e6 / repeats as f64);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+fn columns(times: &[f64], bytes: usize, ranks: usize) -> String {
+    let median = times[times.len() / 2];
+    let busbw = bytes as f64 / median * 1e-3 * 2.0 * (ranks - 1) as f64 / ranks as f64;
+    format!("{median:>10.1} {:>10.1} {:>10.1} {busbw:>8.1}", times[0], times[times.len() - 1])
+}

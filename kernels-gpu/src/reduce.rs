@@ -1,0 +1,269 @@
+//! The reduction of two 16-byte quads, for every element type and operation of the collectives.
+//!
+//! The semantics are those of the host's `ReduceOp`: integers wrap, f16 and bf16 are combined in f32 and rounded once
+//! to nearest even, NaN propagates (also through minimum and maximum), -0 is less than +0, and an average divides
+//! once, after the last sum. Every NaN result is the canonical quiet NaN: the payload, which IEEE 754-2019, 6.2.3
+//! leaves open, differs between CPUs and GPUs, and all ranks must hold the same bits.
+
+use crate::device::Quad;
+
+/// Element types, by the host's codes (`Dtype`).
+mod dtype {
+    pub(super) const F32: u32 = 0;
+    pub(super) const F64: u32 = 1;
+    pub(super) const F16: u32 = 2;
+    pub(super) const BF16: u32 = 3;
+    pub(super) const I8: u32 = 4;
+    pub(super) const U8: u32 = 5;
+    pub(super) const I32: u32 = 6;
+    pub(super) const U32: u32 = 7;
+    pub(super) const I64: u32 = 8;
+}
+
+/// Operations, by the host's codes (`ReduceOp`).
+mod op {
+    pub(super) const SUM: u32 = 0;
+    pub(super) const AVG: u32 = 1;
+    pub(super) const MIN: u32 = 2;
+    pub(super) const MAX: u32 = 3;
+}
+
+/// What to reduce: an element type and an operation, by the host's codes.
+pub type Reduction = u32;
+
+/// The code of an element type and an operation.
+pub const fn reduction(dtype: u32, op: u32) -> Reduction {
+    dtype << 8 | op
+}
+
+/// Whether [`combine_common`] knows this reduction.
+pub const fn is_common(reduction: Reduction) -> bool {
+    matches!(reduction >> 8, dtype::F32 | dtype::F16 | dtype::BF16) && reduction & 0xff <= op::AVG
+}
+
+/// As [`combine`] for the reductions that gradients are made of: sums and averages of f32, f16 and bf16. Short enough to
+/// be unrolled in the loops that must keep up with the link.
+#[inline(always)]
+pub fn combine_common(reduction: Reduction, partial: Quad, local: Quad) -> Quad {
+    match reduction >> 8 {
+        dtype::F32 => words(partial, local, |a, b| f32_bits(f32::from_bits(a) + f32::from_bits(b))),
+        dtype::F16 => halves(partial, local, |a, b| f32_to_f16(f16_to_f32(a) + f16_to_f32(b))),
+        _ => halves(partial, local, |a, b| f32_to_bf16(bf16_to_f32(a) + bf16_to_f32(b))),
+    }
+}
+
+/// As [`finish`] for the reductions of [`combine_common`].
+#[inline(always)]
+pub fn finish_common(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
+    if reduction & 0xff != op::AVG {
+        return sum;
+    }
+    match reduction >> 8 {
+        dtype::F32 => words(sum, sum, |a, _| f32_bits(f32::from_bits(a) / ranks as f32)),
+        dtype::F16 => halves(sum, sum, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32)),
+        _ => halves(sum, sum, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32)),
+    }
+}
+
+/// Reduces one quad: `partial` holds the result of the ranks so far, `local` this rank's elements.
+#[inline(always)]
+pub fn combine(reduction: Reduction, partial: Quad, local: Quad) -> Quad {
+    let op = reduction & 0xff;
+    match reduction >> 8 {
+        dtype::F32 => {
+            words(partial, local, |a, b| f32_bits(float32(op, f32::from_bits(a), f32::from_bits(b))))
+        }
+        dtype::F64 => pairs(partial, local, |a, b| float64(op, f64::from_bits(a), f64::from_bits(b))),
+        dtype::F16 => halves(partial, local, |a, b| f32_to_f16(float32(op, f16_to_f32(a), f16_to_f32(b)))),
+        dtype::BF16 => {
+            halves(partial, local, |a, b| f32_to_bf16(float32(op, bf16_to_f32(a), bf16_to_f32(b))))
+        }
+        dtype::I8 => bytes(partial, local, |a, b| signed(op, a as i8 as i32, b as i8 as i32)),
+        dtype::U8 => bytes(partial, local, |a, b| unsigned(op, a, b)),
+        dtype::I32 => words(partial, local, |a, b| signed(op, a as i32, b as i32)),
+        dtype::U32 => words(partial, local, |a, b| unsigned(op, a, b)),
+        dtype::I64 => pairs(partial, local, |a, b| match op {
+            op::MIN => (a as i64).min(b as i64) as u64,
+            op::MAX => (a as i64).max(b as i64) as u64,
+            _ => wrapping64(op, a, b),
+        }),
+        _ => pairs(partial, local, |a, b| match op {
+            op::MIN => a.min(b),
+            op::MAX => a.max(b),
+            _ => wrapping64(op, a, b),
+        }),
+    }
+}
+
+/// Divides a finished sum by the number of ranks when the operation is an average; otherwise the sum as it is.
+#[inline(always)]
+pub fn finish(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
+    if reduction & 0xff != op::AVG {
+        return sum;
+    }
+    // Never 0; tells the compiler so.
+    let ranks = ranks.max(1);
+    match reduction >> 8 {
+        dtype::F32 => words(sum, sum, |a, _| f32_bits(f32::from_bits(a) / ranks as f32)),
+        dtype::F64 => pairs(sum, sum, |a, _| f64_bits(f64::from_bits(a) / ranks as f64)),
+        dtype::F16 => halves(sum, sum, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32)),
+        dtype::BF16 => halves(sum, sum, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32)),
+        dtype::I8 => bytes(sum, sum, |a, _| (a as i8 as i32).wrapping_div(ranks as i32) as u32),
+        dtype::I32 => words(sum, sum, |a, _| (a as i32 as i64 / ranks as i64) as u32),
+        dtype::U8 => bytes(sum, sum, |a, _| a / ranks),
+        dtype::U32 => words(sum, sum, |a, _| a / ranks),
+        dtype::I64 => pairs(sum, sum, |a, _| (a as i64).wrapping_div(ranks as i64) as u64),
+        _ => pairs(sum, sum, |a, _| a / ranks as u64),
+    }
+}
+
+#[inline(always)]
+fn words(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
+    [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
+}
+
+#[inline(always)]
+fn halves(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
+    words(a, b, |a, b| f(a & 0xffff, b & 0xffff) | f(a >> 16, b >> 16) << 16)
+}
+
+#[inline(always)]
+fn bytes(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
+    let at = |a: u32, b: u32, shift: u32| (f(a >> shift & 0xff, b >> shift & 0xff) & 0xff) << shift;
+    words(a, b, |a, b| at(a, b, 0) | at(a, b, 8) | at(a, b, 16) | at(a, b, 24))
+}
+
+#[inline(always)]
+fn pairs(a: Quad, b: Quad, f: impl Fn(u64, u64) -> u64) -> Quad {
+    let join = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+    let low = f(join(a[0], a[1]), join(b[0], b[1]));
+    let high = f(join(a[2], a[3]), join(b[2], b[3]));
+    [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32]
+}
+
+#[inline(always)]
+fn signed(op: u32, a: i32, b: i32) -> u32 {
+    match op {
+        op::SUM | op::AVG => a.wrapping_add(b) as u32,
+        op::MIN => a.min(b) as u32,
+        op::MAX => a.max(b) as u32,
+        _ => a.wrapping_mul(b) as u32,
+    }
+}
+
+#[inline(always)]
+fn unsigned(op: u32, a: u32, b: u32) -> u32 {
+    match op {
+        op::SUM | op::AVG => a.wrapping_add(b),
+        op::MIN => a.min(b),
+        op::MAX => a.max(b),
+        _ => a.wrapping_mul(b),
+    }
+}
+
+#[inline(always)]
+fn wrapping64(op: u32, a: u64, b: u64) -> u64 {
+    match op {
+        op::SUM | op::AVG => a.wrapping_add(b),
+        _ => a.wrapping_mul(b),
+    }
+}
+
+/// Not `f32::min`, which drops a NaN (IEEE 754-2008 minNum).
+#[inline(always)]
+fn float32(op: u32, a: f32, b: f32) -> f32 {
+    match op {
+        op::SUM | op::AVG => a + b,
+        op::MIN | op::MAX => {
+            if a.is_nan() || b.is_nan() {
+                return f32::NAN;
+            }
+            let a_first = total_order32(a.to_bits()) < total_order32(b.to_bits());
+            if a_first == (op == op::MIN) { a } else { b }
+        }
+        _ => a * b,
+    }
+}
+
+#[inline(always)]
+fn float64(op: u32, a: f64, b: f64) -> u64 {
+    f64_bits(match op {
+        op::SUM | op::AVG => a + b,
+        op::MIN | op::MAX => {
+            if a.is_nan() || b.is_nan() {
+                return f64_bits(f64::NAN);
+            }
+            let a_first = total_order64(a.to_bits()) < total_order64(b.to_bits());
+            if a_first == (op == op::MIN) { a } else { b }
+        }
+        _ => a * b,
+    })
+}
+
+/// Signed integers in the order of the floats whose bits they came from (IEEE 754-2019, 5.10).
+#[inline(always)]
+fn total_order32(bits: u32) -> i32 {
+    bits as i32 ^ ((bits as i32 >> 31) as u32 >> 1) as i32
+}
+
+#[inline(always)]
+fn total_order64(bits: u64) -> i64 {
+    bits as i64 ^ ((bits as i64 >> 63) as u64 >> 1) as i64
+}
+
+#[inline(always)]
+fn f32_bits(value: f32) -> u32 {
+    if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
+}
+
+#[inline(always)]
+fn f64_bits(value: f64) -> u64 {
+    if value.is_nan() { 0x7ff8_0000_0000_0000 } else { value.to_bits() }
+}
+
+#[inline(always)]
+fn bf16_to_f32(bits: u32) -> f32 {
+    f32::from_bits(bits << 16)
+}
+
+/// Rounds to nearest even: adding just under half a unit, or exactly half when the last kept bit is odd.
+#[inline(always)]
+fn f32_to_bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    if value.is_nan() { 0x7fc0 } else { rounded }
+}
+
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn f16_to_f32(bits: u32) -> f32 {
+    let value: f32;
+    // SAFETY: a conversion between registers.
+    unsafe {
+        core::arch::asm!("cvt.f32.f16 {0}, {1};", out(reg32) value, in(reg16) bits as u16,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn f32_to_f16(value: f32) -> u32 {
+    let bits: u16;
+    // SAFETY: a conversion between registers.
+    unsafe {
+        core::arch::asm!("cvt.rn.f16.f32 {0}, {1};", out(reg16) bits, in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    if value.is_nan() { 0x7e00 } else { bits as u32 }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+fn f16_to_f32(bits: u32) -> f32 {
+    half::f16::from_bits(bits as u16).to_f32()
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+fn f32_to_f16(value: f32) -> u32 {
+    if value.is_nan() { 0x7e00 } else { half::f16::from_f32(value).to_bits() as u32 }
+}

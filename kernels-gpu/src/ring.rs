@@ -1,0 +1,522 @@
+//! The ring all-reduce as one persistent kernel a rank: every step of a collective in one launch.
+//!
+//! A block of threads owns the records `block, block + grid, ..` of every chunk in every step, on every rank alike. So
+//! a record depends only on the same block's earlier work and on the predecessor's block of the same number: blocks of
+//! one rank never wait for each other. A block works in diagonals (record j in step k at time j + k), so that what it
+//! awaits was sent a whole diagonal before.
+//!
+//! Records are stored straight into the successor's inbox, each into a slot of its own, followed by a signal: its tag
+//! and a number that no other collective uses, so that nothing is ever reset. The inbox has two halves, used in turn
+//! by successive collectives. That suffices: no rank completes a collective before every rank has started it, hence
+//! has read everything of the one before.
+//!
+//! Cost, plain, for a vector of S bytes and n ranks: 2 S (n-1)/n over the link each way; in local memory (5n-3)/n S
+//! read or written. Waits are bounded by a deadline, and end when any rank has failed.
+
+use core::mem::offset_of;
+
+use crate::device::{self, Quad, global, shared, thread};
+use crate::kernel;
+use crate::params::SHARED_BASE;
+use crate::reduce::{Reduction, combine, combine_common, finish, finish_common};
+use crate::step::{FINISH, RECEIVE, REDUCE, SEND, STORE, Step};
+
+/// Threads of a block.
+pub const THREADS: u32 = 512;
+/// Bytes of a signal: a tag, the collective's number, and padding.
+pub const SIGNAL_BYTES: u64 = 32;
+
+/// What a rank's kernels keep in its device memory from one collective to the next.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub struct RankState {
+    /// The number of the next collective, from 1. Counted on the device, so that a captured graph can be replayed.
+    pub sequence: u64,
+    /// The first failure of this rank: see [`failure`]. 0 when there is none.
+    pub failure: u64,
+    /// Set to 1 plus the number of a rank that failed, by that rank. Stops all later releases of this one.
+    pub aborted: u32,
+    /// Blocks that have left the present collective.
+    pub exited: u32,
+    /// The half of the inbox for the next collective, in its lowest bit. Unlike `sequence`, collectives of no bytes,
+    /// which wait for nobody, leave it as it is.
+    pub turn: u64,
+}
+
+const SEQUENCE: u64 = offset_of!(RankState, sequence) as u64;
+const FAILURE: u64 = offset_of!(RankState, failure) as u64;
+const ABORTED: u64 = offset_of!(RankState, aborted) as u64;
+const EXITED: u64 = offset_of!(RankState, exited) as u64;
+const TURN: u64 = offset_of!(RankState, turn) as u64;
+
+/// The causes in a failure word: `cause << 56 | message << 32 | record`.
+pub mod failure {
+    /// A record's tag did not verify.
+    pub const AUTHENTICATION: u64 = 1;
+    /// A record did not come before the deadline.
+    pub const DEADLINE: u64 = 2;
+
+    /// Packs a failure word.
+    pub const fn pack(cause: u64, message: u32, record: u32) -> u64 {
+        cause << 56 | (message as u64) << 32 | record as u64
+    }
+}
+
+/// Parameters of a rank's part in one collective. Lengths are in bytes, addresses are of device memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RingParams {
+    /// The rank's [`RankState`].
+    pub state: u64,
+    /// Addresses of all ranks' [`RankState`]s, as an array of `ranks` words.
+    pub states: u64,
+    /// The table of [`Step`]s.
+    pub steps: u64,
+    /// The vector to reduce, of `bytes` bytes.
+    pub input: u64,
+    /// Where the result goes: the same as `input`, or apart from it.
+    pub output: u64,
+    /// Length of the vector.
+    pub bytes: u64,
+    /// This rank's inbox: two halves of `inbox_half` bytes.
+    pub inbox: u64,
+    /// The successor's inbox, laid out alike.
+    pub outbox: u64,
+    /// Bytes of a half of an inbox.
+    pub inbox_half: u64,
+    /// Bytes of an inbox from one message to the next.
+    pub message_stride: u64,
+    /// This rank's signals: two halves, [`SIGNAL_BYTES`] a record.
+    pub signals_in: u64,
+    /// The successor's signals.
+    pub signals_out: u64,
+    /// Signals of a half.
+    pub signals_half: u64,
+    /// How long the collective may take, in nanoseconds.
+    pub timeout_ns: u64,
+    /// Steps in the table.
+    pub step_count: u32,
+    /// Records of the longest chunk.
+    pub records: u32,
+    /// Length of a record, a multiple of 16.
+    pub record_bytes: u32,
+    /// Element type and operation.
+    pub reduction: Reduction,
+    /// Number of this rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+/// How records are protected on their way, and what else a block does with them.
+pub trait Wire: Copy {
+    /// Whether signals carry tags that must verify.
+    const SEALED: bool;
+
+    /// Does with one record what `step.actions` says, except for signals. All stores of the block are done when it
+    /// returns, which takes at least one barrier. In the thread [`RELEASER`], returns the tag of the received bytes and
+    /// the tag to send.
+    ///
+    /// # Safety
+    /// All of the block's threads call it with the same arguments, whose addresses are valid.
+    unsafe fn transfer(self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad);
+}
+
+/// Plain records: the transport and schedule without the cryptography, to compare with. `COMMON` kernels know only the
+/// reductions of [`combine_common`], and are faster.
+#[derive(Clone, Copy)]
+pub struct Plain<const COMMON: bool>;
+
+/// What all records of a block have in common.
+#[derive(Clone, Copy)]
+pub struct Block {
+    /// The kernel's parameters.
+    pub params: RingParams,
+    /// The collective's number.
+    pub sequence: u64,
+    /// Which half of the inboxes is used.
+    pub half: u64,
+    /// When to give up, on the clock of [`device::nanotime`].
+    pub deadline: u64,
+}
+
+/// Where one record lies.
+#[derive(Clone, Copy)]
+pub struct Record {
+    /// Its number in the chunk.
+    pub index: u32,
+    /// Its length in bytes, at least 1.
+    pub bytes: u32,
+    /// The input vector's part.
+    pub input: u64,
+    /// The output vector's part.
+    pub output: u64,
+    /// Its slot in this rank's inbox.
+    pub inbox: u64,
+    /// Its slot in the successor's.
+    pub outbox: u64,
+}
+
+/// The thread that compares tags and signals the successor. In another warp than [`POLLER`], so that a block already
+/// awaits the next record while the stores of the last one drain.
+pub const RELEASER: u32 = 0;
+/// The thread that awaits the predecessor's signals.
+const POLLER: u32 = THREADS - 32;
+/// Where [`POLLER`] leaves its verdict for the block.
+const VERDICT: u32 = SHARED_BASE;
+
+/// A rank's part in one all-reduce.
+///
+/// # Safety
+/// As [`Wire::transfer`]; `params` describes live memory.
+#[inline(always)]
+pub unsafe fn all_reduce<W: Wire>(params: RingParams, wire: W) {
+    // SAFETY: the state is the rank's, and no block writes these fields before all have left.
+    let (sequence, turn) =
+        unsafe { (global::load_u64(params.state + SEQUENCE), global::load_u64(params.state + TURN)) };
+    let block = Block { params, sequence, half: turn & 1, deadline: device::nanotime() + params.timeout_ns };
+    // SAFETY: by the caller's promise.
+    unsafe {
+        diagonals(&block, wire);
+        leave(&block);
+    }
+}
+
+#[inline(always)]
+unsafe fn diagonals<W: Wire>(block: &Block, wire: W) {
+    let params = &block.params;
+    let (first, grid) = (thread::block_index(), thread::grid_size());
+    if first >= params.records {
+        return;
+    }
+    let own_records = (params.records - first).div_ceil(grid);
+    let mut time = 0;
+    while time + 1 < own_records + params.step_count {
+        let mut index = time.saturating_sub(own_records - 1);
+        while index <= time && index < params.step_count {
+            // SAFETY: the table has `step_count` steps.
+            let step = unsafe { Step::load(params.steps, index) };
+            // SAFETY: by the caller's promise; everything here is the same in all threads.
+            if !unsafe { advance(block, wire, &step, first + (time - index) * grid) } {
+                return;
+            }
+            index += 1;
+        }
+        time += 1;
+    }
+}
+
+/// One record in one step. False when the collective has failed.
+#[inline(always)]
+unsafe fn advance<W: Wire>(block: &Block, wire: W, step: &Step, index: u32) -> bool {
+    let params = &block.params;
+    let start = index as u64 * params.record_bytes as u64;
+    if start >= step.bytes {
+        return true;
+    }
+    let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
+    let signal = |message: u32| {
+        let record = message as u64 * params.records as u64 + index as u64;
+        (block.half * params.signals_half + record) * SIGNAL_BYTES
+    };
+    let record = Record {
+        index,
+        bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
+        input: params.input + step.offset + start,
+        output: params.output + step.offset + start,
+        inbox: params.inbox + slot(step.receives),
+        outbox: params.outbox + slot(step.sends),
+    };
+    let (received, sent) =
+        (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
+    // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
+    unsafe {
+        if step.actions & RECEIVE != 0 && !arrived(block, step.receives, index, received) {
+            return false;
+        }
+        let (tag_in, tag_out) = wire.transfer(block, step, &record);
+        if thread::index() == RELEASER {
+            if W::SEALED && step.actions & RECEIVE != 0 && differ(tag_in, global::load_16(received)) {
+                fail(block, failure::pack(failure::AUTHENTICATION, step.receives, index));
+            } else if step.actions & SEND != 0 && !aborted(block) {
+                if W::SEALED {
+                    global::store_16(sent, tag_out);
+                }
+                global::store_release_sys(sent + 16, block.sequence);
+            }
+        }
+    }
+    true
+}
+
+/// Compares all bits of two tags, without a branch on any (SP 800-38D, 7.2, step 8).
+#[inline(always)]
+fn differ(a: Quad, b: Quad) -> bool {
+    (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) != 0
+}
+
+/// Waits for a signal; false when a rank has failed or the deadline has passed. A barrier for the block.
+#[inline(always)]
+unsafe fn arrived(block: &Block, message: u32, record: u32, signal: u64) -> bool {
+    // SAFETY: by the caller's promise; the verdict's last readers have passed the barrier in `Wire::transfer`.
+    unsafe {
+        if thread::index() == POLLER {
+            let mut verdict = true;
+            while global::load_volatile_u64(signal + 16) != block.sequence {
+                if aborted(block) {
+                    verdict = false;
+                    break;
+                }
+                if device::nanotime() > block.deadline {
+                    fail(block, failure::pack(failure::DEADLINE, message, record));
+                    verdict = false;
+                    break;
+                }
+                device::spin_pause();
+            }
+            // Orders the block's loads of the record after the signal.
+            global::load_acquire_sys(signal + 16);
+            shared::store_u32::<0>(VERDICT, verdict as u32);
+        }
+        device::sync_threads();
+        shared::load_u32::<0>(VERDICT) != 0
+    }
+}
+
+#[inline(always)]
+unsafe fn aborted(block: &Block) -> bool {
+    // SAFETY: the state is the rank's; other ranks write this word.
+    unsafe { global::load_volatile_u32(block.params.state + ABORTED) != 0 }
+}
+
+/// Records this rank's first failure, and stops all ranks.
+unsafe fn fail(block: &Block, failure: u64) {
+    let params = &block.params;
+    // SAFETY: all states are reachable from every rank and live as long as the collective.
+    unsafe {
+        global::compare_exchange_u64(params.state + FAILURE, 0, failure);
+        for rank in 0..params.ranks {
+            let state = global::load_u64(params.states + 8 * rank as u64);
+            global::compare_exchange_u32_sys(state + ABORTED, 0, 1 + params.rank);
+        }
+    }
+}
+
+/// The last block to leave counts the collective and, when it failed, wipes its output: parts of it were stored before
+/// their tags had been compared.
+#[inline(always)]
+unsafe fn leave(block: &Block) {
+    let params = &block.params;
+    // SAFETY: the state is the rank's; the counter makes the last block the only one that writes.
+    unsafe {
+        device::sync_threads();
+        if thread::index() == RELEASER {
+            device::fence::system();
+            let others = global::add_u32(params.state + EXITED, 1);
+            let last = others + 1 == thread::grid_size();
+            shared::store_u32::<0>(VERDICT, last as u32);
+        }
+        device::sync_threads();
+        if shared::load_u32::<0>(VERDICT) == 0 {
+            return;
+        }
+        if aborted(block) {
+            let mut at = thread::index() as u64;
+            while at < params.bytes {
+                global::store_u8(params.output + at, 0);
+                at += THREADS as u64;
+            }
+        }
+        if thread::index() == RELEASER {
+            global::store_u32(params.state + EXITED, 0);
+            global::store_u64(params.state + SEQUENCE, block.sequence + 1);
+            global::store_u64(params.state + TURN, block.half + (params.step_count != 0) as u64);
+        }
+    }
+}
+
+impl<const COMMON: bool> Wire for Plain<COMMON> {
+    const SEALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn transfer(self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
+        let quads = record.bytes.div_ceil(16);
+        let mut quad = thread::index();
+        // SAFETY: by the caller's promise; a quad is read before the same thread overwrites it in place.
+        unsafe {
+            if COMMON && (record.input | record.output).is_multiple_of(16) {
+                // Whole quads only: the others are left to the loop below.
+                while quad + 3 * THREADS < record.bytes / 16 {
+                    move_four(block, step, record, quad as u64 * 16);
+                    quad += 4 * THREADS;
+                }
+            }
+            while quad < quads {
+                move_quad::<COMMON>(block, step, record, quad);
+                quad += THREADS;
+            }
+            device::sync_threads();
+        }
+        ([0; 4], [0; 4])
+    }
+}
+
+/// Moves one quad, or what the record's end leaves of it.
+#[inline(always)]
+unsafe fn move_quad<const COMMON: bool>(block: &Block, step: &Step, record: &Record, quad: u32) {
+    let source = if step.actions & RECEIVE != 0 { record.inbox } else { record.input };
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let mut value = load_quad(source, quad, record.bytes);
+        if step.actions & REDUCE != 0 {
+            value = reduced::<COMMON>(block, value, load_quad(record.input, quad, record.bytes));
+        }
+        if step.actions & FINISH != 0 {
+            value = finished::<COMMON>(block, value);
+        }
+        if step.actions & STORE != 0 {
+            store_quad(record.output, quad, record.bytes, value);
+        }
+        if step.actions & SEND != 0 {
+            store_quad(record.outbox, quad, record.bytes, value);
+        }
+    }
+}
+
+/// Moves four whole quads of a thread, all loads before the first store.
+#[inline(always)]
+unsafe fn move_four(block: &Block, step: &Step, record: &Record, offset: u64) {
+    const STRIDE: u64 = THREADS as u64 * 16;
+    // SAFETY: by the caller's promise.
+    let load = |base: u64| unsafe {
+        let at = base + offset;
+        [
+            global::load_16(at),
+            global::load_16(at + STRIDE),
+            global::load_16(at + 2 * STRIDE),
+            global::load_16(at + 3 * STRIDE),
+        ]
+    };
+    // SAFETY: by the caller's promise.
+    let store = |base: u64, values: [Quad; 4]| unsafe {
+        let at = base + offset;
+        global::store_16(at, values[0]);
+        global::store_16(at + STRIDE, values[1]);
+        global::store_16(at + 2 * STRIDE, values[2]);
+        global::store_16(at + 3 * STRIDE, values[3]);
+    };
+    let mut values = load(if step.actions & RECEIVE != 0 { record.inbox } else { record.input });
+    if step.actions & REDUCE != 0 {
+        let [a, b, c, d] = load(record.input);
+        let sum = |partial, local| reduced::<true>(block, partial, local);
+        values = [sum(values[0], a), sum(values[1], b), sum(values[2], c), sum(values[3], d)];
+    }
+    if step.actions & FINISH != 0 {
+        let [a, b, c, d] = values;
+        let finish = |sum| finished::<true>(block, sum);
+        values = [finish(a), finish(b), finish(c), finish(d)];
+    }
+    if step.actions & STORE != 0 {
+        store(record.output, values);
+    }
+    if step.actions & SEND != 0 {
+        store(record.outbox, values);
+    }
+}
+
+#[inline(always)]
+fn reduced<const COMMON: bool>(block: &Block, partial: Quad, local: Quad) -> Quad {
+    let reduction = block.params.reduction;
+    if COMMON { combine_common(reduction, partial, local) } else { combine(reduction, partial, local) }
+}
+
+#[inline(always)]
+fn finished<const COMMON: bool>(block: &Block, sum: Quad) -> Quad {
+    let (reduction, ranks) = (block.params.reduction, block.params.ranks);
+    if COMMON { finish_common(reduction, ranks, sum) } else { finish(reduction, ranks, sum) }
+}
+
+/// Quad `index` of `bytes` bytes from `base`; what lies beyond the end reads as 0.
+///
+/// # Safety
+/// `bytes` bytes from `base` can be read.
+#[inline(always)]
+pub unsafe fn load_quad(base: u64, index: u32, bytes: u32) -> Quad {
+    let offset = index * 16;
+    if offset >= bytes {
+        return [0; 4];
+    }
+    let address = base + offset as u64;
+    // SAFETY: by the caller's promise that `bytes` bytes can be read.
+    unsafe {
+        if base.is_multiple_of(16) && bytes - offset >= 16 {
+            return global::load_16(address);
+        }
+        let count = (bytes - offset).min(16);
+        let word = |w: u32| {
+            let byte = |b: u32| {
+                let at = 4 * w + b;
+                if at < count { (global::load_u8(address + at as u64) as u32) << (8 * b) } else { 0 }
+            };
+            byte(0) | byte(1) | byte(2) | byte(3)
+        };
+        [word(0), word(1), word(2), word(3)]
+    }
+}
+
+/// Stores quad `index` of `bytes` bytes from `base`, up to the end.
+///
+/// # Safety
+/// `bytes` bytes from `base` can be written.
+#[inline(always)]
+pub unsafe fn store_quad(base: u64, index: u32, bytes: u32, value: Quad) {
+    let offset = index * 16;
+    if offset >= bytes {
+        return;
+    }
+    let address = base + offset as u64;
+    // SAFETY: by the caller's promise that `bytes` bytes can be written.
+    unsafe {
+        if base.is_multiple_of(16) && bytes - offset >= 16 {
+            return global::store_16(address, value);
+        }
+        let count = (bytes - offset).min(16);
+        let mut at = 0;
+        while at < count {
+            let word = if at < 4 {
+                value[0]
+            } else if at < 8 {
+                value[1]
+            } else if at < 12 {
+                value[2]
+            } else {
+                value[3]
+            };
+            global::store_u8(address + at as u64, (word >> (8 * (at % 4))) as u8);
+            at += 1;
+        }
+    }
+}
+
+/// Dynamic shared memory of the plain kernels.
+pub const PLAIN_SHARED: u32 = 16;
+
+kernel! {
+    threads = 512,
+    shared = PLAIN_SHARED,
+    /// The plain all-reduce, for sums and averages of f32, f16 and bf16.
+    fn ring_plain(params: RingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { all_reduce(params, Plain::<true>) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = PLAIN_SHARED,
+    /// The plain all-reduce, for every element type and operation.
+    fn ring_plain_any(params: RingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { all_reduce(params, Plain::<false>) }
+    }
+}

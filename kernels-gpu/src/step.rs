@@ -1,0 +1,123 @@
+//! A rank's work in a collective, as data: what a block of threads does with each record, step by step.
+//!
+//! The host lowers a schedule to a table of [`Step`]s in device memory. Message k is what a rank sends in step k of
+//! the schedule and its successor receives; so a table has one step more than there are messages.
+
+use crate::device::global;
+
+/// The record comes from the predecessor's message; otherwise from the input vector.
+pub const RECEIVE: u32 = 1;
+/// Adds (or otherwise reduces) this rank's input to the received record.
+pub const REDUCE: u32 = 2;
+/// The result is complete: an average is divided now.
+pub const FINISH: u32 = 4;
+/// Writes the plaintext result to the output vector.
+pub const STORE: u32 = 8;
+/// Sends the result to the successor.
+pub const SEND: u32 = 16;
+/// Sends the received ciphertext and tag as they came, once the tag has verified, instead of sealing anew.
+pub const FORWARD: u32 = 32;
+
+/// One step of one rank. A step works on one chunk of the vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Step {
+    /// Where the chunk starts in the vector, in bytes.
+    pub offset: u64,
+    /// The chunk's length in bytes.
+    pub bytes: u64,
+    /// A union of [`RECEIVE`], [`REDUCE`], [`FINISH`], [`STORE`], [`SEND`] and [`FORWARD`].
+    pub actions: u32,
+    /// The message that is received, counted from 0.
+    pub receives: u32,
+    /// The message that is sent, counted from 0.
+    pub sends: u32,
+    /// The rank that sealed the received records.
+    pub sealed_by: u32,
+    /// The step in which it sealed them: a relayed record keeps its nonce and associated data.
+    pub sealed_in: u32,
+    /// Keeps the size a multiple of 16 bytes.
+    pub reserved: [u32; 3],
+}
+
+impl Step {
+    /// Reads entry `index` of a table.
+    ///
+    /// # Safety
+    /// `table` is the device address, aligned to 16 bytes, of more than `index` steps.
+    #[inline(always)]
+    pub unsafe fn load(table: u64, index: u32) -> Self {
+        let entry = table + index as u64 * size_of::<Self>() as u64;
+        // SAFETY: by the caller's promise; a step is three quads.
+        let (a, b, c) =
+            unsafe { (global::load_16(entry), global::load_16(entry + 16), global::load_16(entry + 32)) };
+        Self {
+            offset: a[0] as u64 | (a[1] as u64) << 32,
+            bytes: a[2] as u64 | (a[3] as u64) << 32,
+            actions: b[0],
+            receives: b[1],
+            sends: b[2],
+            sealed_by: b[3],
+            sealed_in: c[0],
+            reserved: [c[1], c[2], c[3]],
+        }
+    }
+}
+
+/// Offset and length of chunk `index` of a vector of `bytes` bytes: shares of whole quads that differ by at most one, the
+/// longer ones first. Quads hold whole elements of every type, and start aligned where the vector does.
+pub const fn chunk(index: u32, ranks: u32, bytes: u64) -> (u64, u64) {
+    let (index, ranks, quads) = (index as u64, ranks as u64, bytes.div_ceil(16));
+    let (share, longer) = (quads / ranks, quads % ranks);
+    let first = index * share + if index < longer { index } else { longer };
+    let count = share + (index < longer) as u64;
+    // Only the vector's last quad may be cut short.
+    let (start, end) = (16 * first, 16 * (first + count));
+    if start >= bytes { (bytes, 0) } else { (start, if end < bytes { end - start } else { bytes - start }) }
+}
+
+/// Step `index` of `2 * ranks - 1` of the ring all-reduce (Patarasu and Yuan, 2009): in the first `ranks - 1` messages
+/// every rank adds its part to the chunk that it received and sends it on; in the others the finished chunks go round.
+/// With `relay` the finished chunks travel as their owners sealed them; otherwise each hop opens and seals them anew.
+///
+/// `chunk(c)` gives the offset and length of chunk c in bytes. A single rank copies its vector.
+pub fn ring_all_reduce(
+    rank: u32,
+    ranks: u32,
+    index: u32,
+    relay: bool,
+    chunk: impl Fn(u32) -> (u64, u64),
+) -> Step {
+    let (last_reduce, last) = (ranks - 1, 2 * ranks - 2);
+    // Sent first: the rank's own chunk; received in step k: the one that the predecessor sent in step k - 1.
+    let (offset, bytes) = chunk((rank + 2 * ranks - index) % ranks);
+    let actions = if ranks == 1 {
+        STORE
+    } else if index == 0 {
+        SEND
+    } else if index < last_reduce {
+        RECEIVE | REDUCE | SEND
+    } else if index == last_reduce {
+        RECEIVE | REDUCE | FINISH | STORE | SEND
+    } else if index < last {
+        RECEIVE | STORE | SEND | if relay { FORWARD } else { 0 }
+    } else {
+        RECEIVE | STORE
+    };
+    let receives = index.wrapping_sub(1);
+    let relayed = relay && index > last_reduce;
+    Step {
+        offset,
+        bytes,
+        actions,
+        receives,
+        sends: index,
+        sealed_by: if relayed {
+            (rank + 2 * ranks - 1 - (index - last_reduce - 1)) % ranks
+        } else {
+            (rank + ranks - 1) % ranks
+        },
+        sealed_in: if relayed { last_reduce } else { receives },
+        reserved: [0; 3],
+    }
+}

@@ -1,0 +1,255 @@
+//! The ring all-reduce in the emulator: all ranks' grids at once.
+
+use ringseal_kernels::device::emulated::{Launch, launch};
+use ringseal_kernels::reduce::reduction;
+use ringseal_kernels::ring::{
+    PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
+};
+use ringseal_kernels::step::{Step, chunk, ring_all_reduce};
+
+const F32: u32 = 0;
+const U8: u32 = 5;
+const I32: u32 = 6;
+const SUM: u32 = 0;
+const AVG: u32 = 1;
+const MAX: u32 = 3;
+
+/// Memory with the alignment that device allocations have.
+#[derive(Clone, Copy)]
+#[repr(C, align(256))]
+struct Line([u8; 256]);
+
+struct Buffer(Vec<Line>);
+
+impl Buffer {
+    fn new(bytes: usize) -> Self {
+        Buffer(vec![Line([0xa5; 256]); bytes.div_ceil(256) + 1])
+    }
+
+    fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: lines are bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 256) }
+    }
+}
+
+struct Setup {
+    ranks: u32,
+    grid: u32,
+    bytes: usize,
+    record_bytes: u32,
+    reduction: u32,
+    relay: bool,
+    /// Distance of the vectors from an aligned address.
+    shift: usize,
+}
+
+/// All ranks' memory.
+struct Group {
+    setup: Setup,
+    /// Never grows: the kernels hold addresses.
+    states: Vec<RankState>,
+    addresses: Vec<u64>,
+    steps: Vec<Vec<Aligned>>,
+    inputs: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+    inboxes: Vec<Buffer>,
+    signals: Vec<Buffer>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Aligned(Step);
+
+impl Group {
+    fn new(setup: Setup, vectors: &[Vec<u8>]) -> Self {
+        let Setup { ranks, bytes, relay, shift, .. } = setup;
+        let longest = chunk(0, ranks, bytes as u64).1 as usize;
+        let messages = 2 * (ranks as usize - 1);
+        let records = longest.div_ceil(setup.record_bytes as usize);
+        let per_rank = |bytes: usize| (0..ranks).map(|_| Buffer::new(bytes)).collect::<Vec<_>>();
+        let (mut inputs, mut signals) =
+            (per_rank(bytes + shift), per_rank(2 * messages * records * SIGNAL_BYTES as usize));
+        for (input, vector) in inputs.iter_mut().zip(vectors) {
+            input.bytes()[shift..shift + bytes].copy_from_slice(vector);
+        }
+        signals.iter_mut().for_each(|signals| signals.bytes().fill(0));
+        let states = vec![RankState { sequence: 1, ..RankState::default() }; ranks as usize];
+        let step = |rank, index| {
+            Aligned(ring_all_reduce(rank, ranks, index, relay, |c| chunk(c, ranks, bytes as u64)))
+        };
+        Group {
+            addresses: states.iter().map(|state| std::ptr::from_ref(state) as u64).collect(),
+            steps: (0..ranks).map(|r| (0..2 * ranks - 1).map(|i| step(r, i)).collect()).collect(),
+            states,
+            inputs,
+            outputs: per_rank(bytes + shift),
+            inboxes: per_rank(2 * messages * longest.next_multiple_of(256)),
+            signals,
+            setup,
+        }
+    }
+
+    fn params(&self, rank: u32) -> RingParams {
+        let Setup { ranks, bytes, record_bytes, reduction, shift, .. } = self.setup;
+        let (own, next) = (rank as usize, ((rank + 1) % ranks) as usize);
+        let longest = chunk(0, ranks, bytes as u64).1;
+        let (messages, records) = (2 * (ranks as u64 - 1), longest.div_ceil(record_bytes as u64));
+        RingParams {
+            state: self.addresses[own],
+            states: self.addresses.as_ptr() as u64,
+            steps: self.steps[own].as_ptr() as u64,
+            input: self.inputs[own].address() + shift as u64,
+            output: self.outputs[own].address() + shift as u64,
+            bytes: bytes as u64,
+            inbox: self.inboxes[own].address(),
+            outbox: self.inboxes[next].address(),
+            inbox_half: messages * longest.next_multiple_of(256),
+            message_stride: longest.next_multiple_of(256),
+            signals_in: self.signals[own].address(),
+            signals_out: self.signals[next].address(),
+            signals_half: messages * records,
+            timeout_ns: 1_000_000_000,
+            step_count: self.steps[own].len() as u32,
+            records: records as u32,
+            record_bytes,
+            reduction,
+            rank,
+            ranks,
+        }
+    }
+
+    /// Launches the plain kernel of `ranks`.
+    fn plain(&self, ranks: impl Iterator<Item = u32>, kernel: unsafe fn(RingParams)) {
+        let grids: Vec<_> = ranks
+            .map(|rank| {
+                let params = self.params(rank);
+                // SAFETY: the group's memory is as the parameters say.
+                Launch::new(self.setup.grid, THREADS, PLAIN_SHARED, move || unsafe { kernel(params) })
+            })
+            .collect();
+        launch(&grids);
+    }
+
+    fn output(&mut self, rank: u32) -> Vec<u8> {
+        let Setup { shift, bytes, .. } = self.setup;
+        let output = self.outputs[rank as usize].bytes();
+        assert!(
+            output[..shift].iter().chain(&output[shift + bytes..]).all(|&byte| byte == 0xa5),
+            "beyond the vector"
+        );
+        output[shift..shift + bytes].to_vec()
+    }
+}
+
+/// What the ring computes: the sum of chunk c starts with rank c's elements, and rank c - 1 ends it.
+fn expected<const N: usize>(
+    setup: &Setup,
+    vectors: &[Vec<u8>],
+    add: impl Fn([u8; N], [u8; N]) -> [u8; N],
+    finish: impl Fn([u8; N]) -> [u8; N],
+) -> Vec<u8> {
+    let mut result = vec![0; setup.bytes];
+    for c in 0..setup.ranks {
+        let (offset, bytes) = chunk(c, setup.ranks, setup.bytes as u64);
+        for at in (offset as usize..(offset + bytes) as usize).step_by(N) {
+            let element = |rank: u32| vectors[(rank % setup.ranks) as usize][at..at + N].try_into().unwrap();
+            let sum = (1..setup.ranks).fold(element(c), |sum, k| add(sum, element(c + k)));
+            result[at..at + N].copy_from_slice(&finish(sum));
+        }
+    }
+    result
+}
+
+/// Finite floats of many magnitudes, whose sums depend on the order.
+fn vectors(ranks: u32, bytes: usize) -> Vec<Vec<u8>> {
+    let word = |rank: u32, i: u32| {
+        let random = (i ^ rank << 24).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+        (random & 0x83ff_ffff | (0x3c00_0000 + (random >> 26 << 23))).to_le_bytes()
+    };
+    (0..ranks)
+        .map(|rank| (0..bytes.div_ceil(4) as u32).flat_map(|i| word(rank, i)).take(bytes).collect())
+        .collect()
+}
+
+fn add_f32(a: [u8; 4], b: [u8; 4]) -> [u8; 4] {
+    (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()
+}
+
+fn setup(ranks: u32, grid: u32, bytes: usize, record_bytes: u32, reduction: u32) -> Setup {
+    Setup { ranks, grid, bytes, record_bytes, reduction, relay: false, shift: 0 }
+}
+
+#[test]
+fn plain_f32_sums_have_the_bits_of_the_schedule() {
+    for (ranks, grid, count) in [(1, 1, 33), (2, 3, 9000), (3, 1, 1023), (4, 2, 9001), (5, 2, 7), (2, 1, 1)] {
+        let setup = setup(ranks, grid, 4 * count, 4096, reduction(F32, SUM));
+        let vectors = vectors(ranks, 4 * count);
+        let expected = expected(&setup, &vectors, add_f32, |sum| sum);
+        let mut group = Group::new(setup, &vectors);
+        // Both halves of the inboxes, and the first anew.
+        for sequence in 1..4 {
+            group.plain(0..ranks, ring_plain);
+            for rank in 0..ranks {
+                assert_eq!(group.states[rank as usize].failure, 0);
+                assert_eq!(group.states[rank as usize].sequence, sequence + 1);
+                assert_eq!(group.output(rank), expected, "{count} on {ranks} ranks: rank {rank}");
+            }
+        }
+    }
+}
+
+#[test]
+fn plain_other_types_misaligned_and_odd_lengths() {
+    for (ranks, count) in [(2, 33), (3, 1023), (4, 1)] {
+        let setup = Setup { shift: 4, ..setup(ranks, 1, 4 * count, 1024, reduction(I32, MAX)) };
+        let vectors = vectors(ranks, 4 * count);
+        let max = |a, b| i32::from_le_bytes(a).max(i32::from_le_bytes(b)).to_le_bytes();
+        let expected = expected(&setup, &vectors, max, |sum| sum);
+        let mut group = Group::new(setup, &vectors);
+        group.plain(0..ranks, ring_plain_any);
+        assert!((0..ranks).all(|rank| group.output(rank) == expected));
+    }
+    for (ranks, count) in [(2, 33), (3, 1021)] {
+        let setup = Setup { shift: 3, ..setup(ranks, 2, count, 256, reduction(U8, AVG)) };
+        let vectors = vectors(ranks, count);
+        let expected =
+            expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / ranks as u8]);
+        let mut group = Group::new(setup, &vectors);
+        group.plain(0..ranks, ring_plain_any);
+        assert!((0..ranks).all(|rank| group.output(rank) == expected));
+    }
+}
+
+#[test]
+fn a_missing_rank_is_an_error_on_all_others_and_their_outputs_are_zeroed() {
+    let vectors = vectors(3, 4000);
+    let mut group = Group::new(setup(3, 2, 4000, 1024, reduction(F32, SUM)), &vectors);
+    group.plain(0..2, ring_plain);
+    // Rank 0 awaits the missing one; rank 1 awaits its second message from rank 0.
+    assert_eq!(group.states[0].failure >> 56, failure::DEADLINE);
+    for rank in 0..2 {
+        assert_ne!(group.states[rank].aborted, 0);
+        assert!(group.output(rank as u32).iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn chunks_cover_the_vector_in_whole_quads() {
+    for ranks in [1, 2, 3, 4, 5, 7, 8] {
+        for bytes in (0..200).chain([1023 * 8, 1 << 40]) {
+            let mut next = 0;
+            for c in 0..ranks {
+                let (offset, length) = chunk(c, ranks, bytes);
+                assert_eq!(offset, next);
+                assert!(offset % 16 == 0 || length == 0);
+                assert!(length <= chunk(0, ranks, bytes).1);
+                next = offset + length;
+            }
+            assert_eq!(next, bytes);
+        }
+    }
+}
