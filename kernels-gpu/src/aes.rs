@@ -217,27 +217,31 @@ impl Tables {
         ]
     }
 
-    /// Rounds `FIRST` to `ROUNDS` of `N` independent blocks, side by side.
+    /// Rounds `FIRST` to `ROUNDS` of `N` independent blocks, at most four, side by side.
     #[inline(always)]
     fn rounds<const FIRST: usize, const ROUNDS: usize, const N: usize>(
         self,
         keys: &RoundKeys,
         mut states: [Quad; N],
     ) -> [Quad; N] {
-        // Each round is written out: a loop's keys would be indexed at run time.
+        const { assert!(N <= 4) };
+        // Rounds and blocks are written out: loops would index keys and states at run time, from local memory.
+        macro_rules! each_block {
+            ($function:ident, $key:expr, $($i:literal)*) => {
+                $(if $i < N {
+                    states[$i] = self.$function(states[$i], $key);
+                })*
+            };
+        }
         macro_rules! rounds {
             ($($round:literal)*) => {
                 $(if FIRST <= $round && $round < ROUNDS {
-                    for state in &mut states {
-                        *state = self.round(*state, round_key(keys, $round));
-                    }
+                    each_block!(round, round_key(keys, $round), 0 1 2 3);
                 })*
             };
         }
         rounds!(1 2 3 4 5 6 7 8 9 10 11 12 13);
-        for state in &mut states {
-            *state = self.last_round(*state, round_key(keys, ROUNDS));
-        }
+        each_block!(last_round, round_key(keys, ROUNDS), 0 1 2 3);
         states
     }
 
