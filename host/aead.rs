@@ -386,7 +386,7 @@ fn check_same_len(input: &[u8], output: &[u8]) -> Result<()> {
 }
 
 /// A counter of 32 bits gives 2^32 blocks before it repeats; one of 128 bits outlasts any memory.
-fn check_keystream_len(width: CounterWidth, bytes: u128) -> Result<()> {
+pub(crate) fn check_keystream_len(width: CounterWidth, bytes: u128) -> Result<()> {
     match width {
         CounterWidth::Gcm32 if bytes > 16 << 32 => Err(Error::Length {
             what: "keystream",

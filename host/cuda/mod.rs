@@ -9,10 +9,12 @@
 //!   then puts back what was current before, so any thread may use any handle, and a caller's own device choice stays.
 //! * [`Module`] holds compiled kernels, [`Kernel`] launches one: it takes exactly one parameter struct by value,
 //!   as `kernels-gpu` defines it.
+//! * [`Kernels`] and [`DeviceKey`] are the cipher on device memory.
 //! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
 //!
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
 
+mod cipher;
 mod device;
 mod driver;
 mod memory;
@@ -21,6 +23,7 @@ mod nccl;
 mod ring;
 mod stream;
 
+pub use cipher::{DeviceKey, Kernels};
 pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
 pub use memory::{DeviceBuffer, HostBuffer};

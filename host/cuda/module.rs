@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use super::device::Device;
 use super::driver::{Version, check, describe, driver};
 use super::stream::Stream;
-use crate::{Error, Result};
+use crate::{Error, Result, ptx};
 
 /// A loaded module. Cheap to clone.
 #[derive(Clone)]
@@ -36,6 +36,22 @@ impl Drop for Inner {
 }
 
 impl Module {
+    /// Loads the kernels that are embedded in this library, in the form for the device's architecture.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when the device is too old for them; otherwise as [`Module::load`].
+    pub fn embedded(device: &Device) -> Result<Self> {
+        let capability = device.compute_capability()?;
+        let Some(target) = ptx::for_compute_capability(capability.major, capability.minor) else {
+            return Err(Error::NoDevice(format!(
+                "GPU {} ({}) has compute capability {capability}, but the kernels need 8.0 or newer",
+                device.ordinal(),
+                device.name()?
+            )));
+        };
+        Self::load(device, ptx::text(target).as_bytes())
+    }
+
     /// Loads PTX (text, which the driver compiles or finds in its cache) or a cubin (for this very architecture).
     ///
     /// # Errors

@@ -240,7 +240,7 @@ fn jit_cache(_: &Device) -> Outcome {
     for (variable, value) in [("CUDA_CACHE_DISABLE", "1"), ("CUDA_CACHE_PATH", "/proc/nowhere")] {
         let start = std::time::Instant::now();
         let output = Command::new(std::env::current_exe()?)
-            .args(["context::two_threads_at_once", "--exact"])
+            .args(["ctr::short", "--exact"])
             .env(variable, value)
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout);

@@ -1,8 +1,11 @@
 //! What only a GPU can show. With no GPU each of these tests is reported as ignored, never as passed; the probing tests
 //! run everywhere.
+//!
+//! `RINGSEAL_TEST_PTX=FILE` tests that PTX in place of the embedded one.
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
 mod context;
+mod ctr;
 
 mod probe;
 mod support;
@@ -25,7 +28,7 @@ fn main() {
     for (name, test) in probe::TESTS {
         trials.push(Trial::test(*name, || outcome(test())));
     }
-    for (name, test) in context::TESTS.iter() {
+    for (name, test) in context::TESTS.iter().chain(ctr::TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }

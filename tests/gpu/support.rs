@@ -1,8 +1,8 @@
-//! Shared by the tests: outcomes, random bytes.
+//! Shared by the tests: outcomes, random bytes, the kernels under test.
 
 use std::error::Error;
 
-use ringseal::cuda::Device;
+use ringseal::cuda::{Device, Kernels, Module};
 
 /// What a test returns.
 pub(crate) type Outcome = Result<(), Box<dyn Error>>;
@@ -23,9 +23,24 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
+/// The kernels under test.
+pub(crate) fn kernels(device: &Device) -> Result<Kernels, Box<dyn Error>> {
+    match std::env::var_os("RINGSEAL_TEST_PTX") {
+        Some(path) => Ok(Kernels::new(&Module::load(device, &std::fs::read(path)?)?)?),
+        None => Ok(Kernels::embedded(device)?),
+    }
+}
+
 /// Fresh random bytes, so that no run tests what the last one did.
 pub(crate) fn random_bytes(bytes: usize) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut vector = vec![0; bytes];
     getrandom::fill(&mut vector)?;
     Ok(vector)
+}
+
+/// As [`random_bytes`], of a fixed length.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Box<dyn Error>> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
 }
