@@ -16,7 +16,6 @@
 use core::mem::offset_of;
 
 use crate::device::{self, Quad, global, shared, thread};
-use crate::kernel;
 use crate::params::SHARED_BASE;
 use crate::reduce::{Reduction, combine, combine_common, finish, finish_common};
 use crate::step::{FINISH, RECEIVE, REDUCE, SEND, STORE, Step};
