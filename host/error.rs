@@ -44,6 +44,13 @@ pub enum Error {
         /// Rank that failed first.
         by: usize,
     },
+    /// The ranks of a group did not come to a session: one is missing, holds another secret, assumes something else,
+    /// or messages were changed on the way.
+    #[error("no session: {0}")]
+    Handshake(String),
+    /// The operating system gave no random bytes.
+    #[error("no randomness from the operating system: {0}")]
+    Randomness(String),
     /// An earlier collective failed on this communicator.
     #[error("this communicator failed before and carries no data until it is re-keyed")]
     Poisoned,

@@ -167,7 +167,7 @@ impl Operations {
         self.seals + self.opens
     }
 
-    fn of(steps: &[Step]) -> Self {
+    pub(super) fn of(steps: &[Step]) -> Self {
         let mut operations = Self::default();
         for step in steps {
             operations.opens += step.operands.iter().filter(|operand| **operand != Operand::Local).count();

@@ -1,0 +1,274 @@
+//! Seals and opens the records of one session.
+
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::handshake::{Root, Unconfirmed};
+use super::volume::{Reserved, Volume};
+use super::{AssociatedData, Crypto, KeyLength, MAX_SEQUENCE, VERSION, nonce};
+use crate::aead::{Aead, AesKey, Iv, Tag};
+use crate::backend::Backend;
+use crate::transport::{Received, Sealed};
+use crate::{Error, Result};
+
+/// What all ranks of a collective must mean alike: codes as in [`AssociatedData`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The collective.
+    pub collective: u8,
+    /// The algorithm.
+    pub algorithm: u8,
+    /// The element type.
+    pub dtype: u8,
+    /// The operation.
+    pub op: u8,
+    /// The broadcasting rank.
+    pub root: u16,
+    /// Elements of the whole vector.
+    pub count: u64,
+    /// Number of the collective in the session, from [`Session::begin`].
+    pub sequence: u64,
+}
+
+/// Which record of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The step in which its sender seals it.
+    pub step: usize,
+    /// Its number inside the chunk.
+    pub record: usize,
+    /// Whether it is the chunk's last one.
+    pub last: bool,
+}
+
+/// Keys and counters of one rank in one session.
+pub struct Session {
+    id: u64,
+    rank: usize,
+    ranks: usize,
+    cipher: Cipher,
+    epoch: u64,
+    volume: Volume,
+    sequence: u64,
+    /// Sequence, step and record of the latest nonce used by this rank.
+    latest: Option<(u64, usize, usize)>,
+}
+
+enum Cipher {
+    Plain,
+    Gcm(Keys),
+}
+
+/// Expanded keys of the current epoch, by sender, made when first needed.
+struct Keys {
+    root: Root,
+    backend: Arc<dyn Backend>,
+    length: KeyLength,
+    by_sender: Vec<Option<Aead>>,
+}
+
+impl Session {
+    /// Ends a handshake with all ranks' confirmations, by rank. The cipher runs on `backend`.
+    ///
+    /// # Errors
+    /// [`Error::Handshake`] when a rank came to something else.
+    pub fn new(
+        unconfirmed: Unconfirmed,
+        confirmations: &[Vec<u8>],
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let (root, terms, rank) = unconfirmed.confirmed(confirmations)?;
+        let id = root.session();
+        let cipher = match terms.crypto {
+            Crypto::None => Cipher::Plain,
+            Crypto::Gcm(length) => {
+                let by_sender = (0..terms.ranks).map(|_| None).collect();
+                Cipher::Gcm(Keys { root, backend, length, by_sender })
+            }
+        };
+        Ok(Self {
+            id,
+            rank,
+            ranks: terms.ranks,
+            cipher,
+            epoch: 0,
+            volume: Volume::new(terms.key_bytes),
+            sequence: 0,
+            latest: None,
+        })
+    }
+
+    /// A number that tells this session from others. Public.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The current epoch, counted from 0.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How many collectives have begun.
+    pub fn collectives(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Begins a collective and gives its sequence number, which is used up whatever happens next. `calls` are the
+    /// block cipher calls of the rank that seals most; all ranks pass the same, and so enter an epoch together.
+    ///
+    /// # Errors
+    /// [`Error::KeyExhausted`] when one key may not encrypt that much, or the sequence numbers are used up.
+    pub fn begin(&mut self, calls: u64) -> Result<u64> {
+        let sequence = self.sequence;
+        if sequence >= MAX_SEQUENCE {
+            return Err(Error::InvalidArgument(format!("{MAX_SEQUENCE} collectives in one session; re-key")));
+        }
+        self.sequence += 1;
+        let Cipher::Gcm(keys) = &mut self.cipher else { return Ok(sequence) };
+        match self.volume.reserve(calls) {
+            Reserved::Here => {}
+            Reserved::NextEpoch => {
+                self.epoch += 1;
+                keys.by_sender.iter_mut().for_each(|key| *key = None);
+            }
+            Reserved::Never => return Err(Error::KeyExhausted { limit: self.volume.limit_bytes() }),
+        }
+        Ok(sequence)
+    }
+
+    /// Seals a record. Places of a rank must come in ascending order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a nonce would be used twice or a field does not fit; whatever the backend
+    /// reports.
+    pub fn seal(&mut self, call: &Call, place: Place, mut data: Vec<u8>) -> Result<Sealed> {
+        let at = (call.sequence, place.step, place.record);
+        if self.latest.is_some_and(|latest| at <= latest) || call.sequence >= self.sequence {
+            return Err(Error::InvalidArgument(
+                "a record was to be sealed out of order, which could use a nonce twice".into(),
+            ));
+        }
+        self.latest = Some(at);
+        let nonce = nonce(call.sequence, place.step, place.record)?;
+        let associated = self.associated(call, self.rank, place);
+        let tag = match self.cipher.key(self.rank, self.epoch)? {
+            None => plain_tag(&associated),
+            Some(key) => key.seal_in_place(Iv::from_nonce(&nonce), associated.as_bytes(), &mut data)?,
+        };
+        Ok(Sealed::new(data, tag))
+    }
+
+    /// Verifies and decrypts a record of `sender` that has `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Authentication`]; whatever the backend reports.
+    pub fn open(
+        &mut self,
+        call: &Call,
+        sender: usize,
+        place: Place,
+        received: Received,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
+        let Received { bytes: mut data, tag } = received;
+        if data.len() != bytes {
+            return Err(Error::Authentication);
+        }
+        self.verify(call, sender, place, &mut data, &tag)?;
+        Ok(data)
+    }
+
+    /// Verifies a record of `sender` and decrypts it into `out`, of its length. Gives the record back as it came, now
+    /// fit for being passed on. On an error `out` is zeros or as it was.
+    ///
+    /// # Errors
+    /// [`Error::Authentication`]; whatever the backend reports.
+    pub fn open_into(
+        &mut self,
+        call: &Call,
+        sender: usize,
+        place: Place,
+        received: Received,
+        out: &mut [u8],
+    ) -> Result<Sealed> {
+        if received.bytes.len() != out.len() {
+            return Err(Error::Authentication);
+        }
+        out.copy_from_slice(&received.bytes);
+        self.verify(call, sender, place, out, &received.tag)?;
+        Ok(Sealed::new(received.bytes, received.tag))
+    }
+
+    fn verify(&mut self, call: &Call, sender: usize, place: Place, data: &mut [u8], tag: &Tag) -> Result<()> {
+        let nonce = nonce(call.sequence, place.step, place.record)?;
+        let associated = self.associated(call, sender, place);
+        match self.cipher.key(sender, self.epoch)? {
+            None if plain_tag(&associated) == *tag => Ok(()),
+            None => Err(Error::Authentication),
+            Some(key) => key.open_in_place(Iv::from_nonce(&nonce), associated.as_bytes(), data, tag),
+        }
+    }
+
+    fn associated(&self, call: &Call, sender: usize, place: Place) -> AssociatedData {
+        // No field is cut: ranks are at most MAX_RANKS, and `nonce` has refused steps and records that don't fit.
+        AssociatedData {
+            version: VERSION,
+            collective: call.collective,
+            algorithm: call.algorithm,
+            dtype: call.dtype,
+            op: call.op,
+            reserved: 0,
+            root: call.root,
+            session: self.id,
+            sequence: call.sequence,
+            count: call.count,
+            sender: sender as u16,
+            ranks: self.ranks as u16,
+            step: place.step as u32,
+            record: place.record as u32,
+            last: place.last.into(),
+        }
+    }
+}
+
+impl Cipher {
+    fn key(&mut self, sender: usize, epoch: u64) -> Result<Option<&Aead>> {
+        let Self::Gcm(Keys { root, backend, length, by_sender }) = self else { return Ok(None) };
+        let slot = &mut by_sender[sender];
+        if slot.is_none() {
+            let mut bytes = Zeroizing::new([0; 32]);
+            let bytes = &mut bytes[..length.bytes()];
+            root.key(sender, epoch, bytes);
+            *slot = Some(Aead::new(backend.as_ref(), &AesKey::from_bytes(bytes)?)?);
+        }
+        Ok(slot.as_ref())
+    }
+}
+
+/// Stands where a tag would: shows that honest ranks mean the same record of the same call, and no more.
+fn plain_tag(associated: &AssociatedData) -> Tag {
+    // FNV-1a, two words wide (Fowler, Noll, Vo).
+    let mut hash = [0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142];
+    for (index, word) in associated.as_bytes().as_chunks().0.iter().enumerate() {
+        let lane = &mut hash[index % 2];
+        *lane = (*lane ^ u64::from_le_bytes(*word)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    let mut tag = [0; 16];
+    tag[..8].copy_from_slice(&hash[0].to_le_bytes());
+    tag[8..].copy_from_slice(&hash[1].to_le_bytes());
+    tag
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Session")
+            .field("id", &self.id)
+            .field("rank", &self.rank)
+            .field("ranks", &self.ranks)
+            .field("epoch", &self.epoch)
+            .field("sequence", &self.sequence)
+            .finish_non_exhaustive()
+    }
+}
