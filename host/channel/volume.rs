@@ -20,12 +20,10 @@ pub const ADVANTAGE_LOG2: u32 = 60;
 /// Most block cipher calls under one key that keep an attacker's advantage below 2^-`advantage_log2`.
 ///
 /// # Panics
-/// When the bound is trivial: `advantage_log2` is more than 128.
+/// When it is not from 2 to 128: beyond that, the bound says nothing or the cipher can't be used at all.
 pub const fn calls_within(advantage_log2: u32) -> u64 {
-    assert!(advantage_log2 <= 128, "no use of the cipher keeps this bound");
-    let calls = (1u128 << (129 - advantage_log2)).isqrt();
-    // 2^64.5 is the most, for a bound of 1.
-    if calls > u64::MAX as u128 { u64::MAX } else { calls as u64 }
+    assert!(2 <= advantage_log2 && advantage_log2 <= 128, "not a bound that a key can keep");
+    (1u128 << (129 - advantage_log2)).isqrt() as u64
 }
 
 /// Default limit of a key, in bytes of full blocks: 389 GB.
@@ -91,7 +89,7 @@ mod tests {
         let calls = u128::from(calls_within(60));
         assert!(calls * calls <= 1 << 69 && (calls + 1) * (calls + 1) > 1 << 69);
         assert_eq!(calls_within(128), 1);
-        assert_eq!(calls_within(1), u64::MAX);
+        assert_eq!(calls_within(2), 13_043_817_825_332_782_212);
     }
 
     #[test]
