@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ringseal_kernels::device::emulated::{Launch, Order, Scope, collective, launch};
+use ringseal_kernels::device::emulated::{Launch, Order, Scope, collective, launch, load_async};
 use ringseal_kernels::device::{self, bits, global, shared, sync_threads, sync_warpgroup, thread, warp};
 use ringseal_kernels::params::SHARED_BASE;
 
@@ -167,6 +167,27 @@ fn collective_acts_once_in_thread_order() {
         let first = u64::from(thread::index() / 128 * 128);
         assert_eq!(sum, 128 * first + 127 * 64);
     })]);
+}
+
+#[test]
+fn the_asynchronous_proxy_needs_a_fence() {
+    let kernel = |fence: bool| {
+        move || {
+            // SAFETY: a word a thread; a barrier before the loads.
+            unsafe { shared::store_u32::<0>(word(thread::index()), thread::index()) };
+            if fence || thread::index() != 77 {
+                device::fence::proxy_async_shared();
+            }
+            sync_threads();
+            let sum = collective(Scope::Warpgroup, Order::Nothing, 0, |sums| {
+                sums.fill((0..128).map(|i| load_async::<1>(word(i))[0]).sum());
+            });
+            assert_eq!(sum, 127 * 64);
+        }
+    };
+    launch(&[Launch::new(1, 128, 512, kernel(true))]);
+    let message = failure(128, 512, kernel(false));
+    assert!(message.starts_with("no fence") && message.contains("thread 77"), "{message}");
 }
 
 #[test]

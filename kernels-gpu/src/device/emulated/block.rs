@@ -206,3 +206,16 @@ pub fn collective<T: Copy + 'static>(
     // SAFETY: as above.
     unsafe { pointer.read_volatile() }
 }
+
+/// Loads words of shared memory as the hardware's asynchronous proxy does (the matrices of wgmma): for use by `act` in a
+/// [`collective`].
+///
+/// # Panics
+/// As any load, and if a thread that stored them has not called
+/// [`proxy_async_shared`](super::super::fence::proxy_async_shared) since.
+#[track_caller]
+pub fn load_async<const N: usize>(address: u32) -> [u32; N] {
+    let block = running();
+    let (thread, barriers) = (block.current.get(), block.barriers());
+    block.memory.borrow_mut().load_async(address, thread, barriers, Location::caller())
+}

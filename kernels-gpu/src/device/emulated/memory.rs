@@ -39,6 +39,8 @@ struct Word {
     loaders: Loaders,
     store_place: Place,
     load_place: Place,
+    /// How many fences for the asynchronous proxy the block had executed at the store.
+    fences: u32,
 }
 
 /// The window, and a shadow of each of its words. Kept from launch to launch: the clock goes on, and what is older than
@@ -50,11 +52,22 @@ pub(super) struct SharedMemory {
     clock: u32,
     start: u32,
     words: usize,
+    /// Fences for the asynchronous proxy so far, and what the number was after each thread's last.
+    fences: u32,
+    last_fences: [u32; 1024],
 }
 
 impl SharedMemory {
     pub(super) fn new() -> Self {
-        SharedMemory { values: Vec::new(), shadow: Vec::new(), clock: 1, start: 1, words: 0 }
+        SharedMemory {
+            values: Vec::new(),
+            shadow: Vec::new(),
+            clock: 1,
+            start: 1,
+            words: 0,
+            fences: 0,
+            last_fences: [0; 1024],
+        }
     }
 
     /// Forgets everything, and opens a window of so many bytes.
@@ -67,6 +80,8 @@ impl SharedMemory {
         }
         self.clock += 1;
         self.start = self.clock;
+        self.fences = 0;
+        self.last_fences.fill(0);
         if self.words > self.values.len() {
             let place = Location::caller();
             let never = Word {
@@ -76,6 +91,7 @@ impl SharedMemory {
                 loaders: Loaders::Block,
                 store_place: place,
                 load_place: place,
+                fences: 0,
             };
             self.values.resize(self.words, 0);
             self.shadow.resize(self.words, never);
@@ -133,8 +149,39 @@ impl SharedMemory {
             word.stored = self.clock;
             word.storer = thread;
             word.store_place = place;
+            word.fences = self.fences;
         }
         self.values[first..first + N].copy_from_slice(&value);
+    }
+
+    /// Makes a thread's stores so far visible to the asynchronous proxy.
+    pub(super) fn fence(&mut self, thread: u16) {
+        self.fences += 1;
+        self.last_fences[usize::from(thread)] = self.fences;
+    }
+
+    /// A load by the asynchronous proxy: the storer must have fenced, before a barrier.
+    pub(super) fn load_async<const N: usize>(
+        &mut self,
+        address: u32,
+        thread: u16,
+        barriers: Barriers,
+        place: Place,
+    ) -> [u32; N] {
+        let value = self.load(address, thread, barriers, place);
+        let first = self.locate::<N>(address, place);
+        for (i, word) in self.shadow[first..first + N].iter().enumerate() {
+            if self.last_fences[usize::from(word.storer)] <= word.fences {
+                panic!(
+                    "no fence for the asynchronous proxy: thread {} stores shared memory at {:#x} at {}, and the hardware \
+                     loads it at {place}",
+                    word.storer,
+                    address + 4 * i as u32,
+                    word.store_place
+                );
+            }
+        }
+        value
     }
 
     fn locate<const N: usize>(&self, address: u32, place: Place) -> usize {

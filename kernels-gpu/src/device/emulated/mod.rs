@@ -21,6 +21,7 @@
 //!   orders them;
 //! * **poison**: a load of shared memory that nothing in this launch has stored;
 //! * an access outside the launch's shared memory, or a misaligned one to any memory;
+//! * wgmma reads what a thread stored without a fence for the asynchronous proxy;
 //! * **divergence**: threads of one scope at different barriers, shuffles or other collective operations, or one of them
 //!   gone;
 //! * a block that waits for something that can no longer happen.
@@ -32,5 +33,5 @@ mod memory;
 pub mod primitives;
 mod scheduler;
 
-pub use block::{Order, Scope, collective};
+pub use block::{Order, Scope, collective, load_async};
 pub use scheduler::{Launch, launch};

@@ -352,7 +352,8 @@ pub mod bits {
     }
 }
 
-/// Memory fences of one thread. The emulator runs one thread at a time, in program order.
+/// Memory fences of one thread. The emulator runs one thread at a time, in program order, so that only the last has an effect:
+/// [`load_async`](super::super::load_async) asks for it.
 pub mod fence {
     /// Orders this thread's accesses for its block.
     pub fn block() {}
@@ -365,5 +366,8 @@ pub mod fence {
 
     /// Orders ordinary stores to shared memory before reads by the asynchronous proxy (wgmma, bulk copies): after the
     /// stores, before the barrier.
-    pub fn proxy_async_shared() {}
+    pub fn proxy_async_shared() {
+        let block = super::running();
+        block.memory.borrow_mut().fence(block.current.get());
+    }
 }

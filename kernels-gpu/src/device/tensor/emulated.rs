@@ -1,8 +1,7 @@
 //! The warpgroup products on the CPU, from the real fragments and the real layout in shared memory.
 
 use super::{Counts, Quad};
-use crate::device::emulated::{Order, Scope, collective};
-use crate::device::shared;
+use crate::device::emulated::{Order, Scope, collective, load_async};
 use crate::gf128::{MATRIX_WORDS, matrix_word_place};
 
 /// See the GPU's.
@@ -34,8 +33,7 @@ pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b:
             let mut columns = [[0u32; 8]; 128];
             for index in 0..MATRIX_WORDS {
                 let (n, word) = matrix_word_place(index);
-                // SAFETY: the caller's.
-                columns[n as usize][word as usize] = unsafe { shared::load_u32::<0>(b + 4 * index) };
+                [columns[n as usize][word as usize]] = load_async(b + 4 * index);
             }
             for warp in threads.chunks_exact_mut(32) {
                 for half in 0..2 {
