@@ -4,16 +4,20 @@ mod benchmark;
 mod files;
 mod group;
 
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args, Parser, ValueEnum};
+use ringseal::collective::{Crypto, KeyLength};
 use ringseal::{Dtype, ReduceOp};
 
 use super::BackendName;
 use super::failure::{Failure, Outcome};
+use super::memory;
 use super::values::{ByteSize, parse_dtype, parse_op};
 use benchmark::{Benchmark, Sweep};
-use group::Setup;
+use group::{Choice, Setup};
 
 /// Ranks of a benchmark, unless said otherwise.
 const RANKS: usize = 4;
@@ -26,19 +30,20 @@ pub(crate) struct Arguments {
     /// Reduction: sum, avg, min, max or prod.
     #[arg(short, long, value_name = "OP", value_parser = parse_op, default_value = "sum")]
     op: ReduceOp,
-    /// Algorithm.
-    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
-    algo: Algorithm,
+    /// Algorithm: ring (every hop opens and seals), relay (a ring that forwards finished chunks as their owners
+    /// sealed them), direct (two hops), tree, or auto (direct when small, otherwise relay).
+    #[arg(long, value_name = "NAME", value_parser = Choice::parse, default_value = "auto")]
+    algo: Choice,
     /// How what leaves a rank is protected.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
-    crypto: Crypto,
+    crypto: Protection,
     /// AES key length.
     #[arg(long, value_name = "BITS", value_enum, default_value_t)]
     aes: Aes,
-    /// Bytes sealed as one message, such as 64K [default: chosen by size].
+    /// Bytes sealed as one message [default: 64K].
     #[arg(long, value_name = "BYTES")]
     record: Option<ByteSize>,
-    /// Where the cryptography runs.
+    /// Where the cryptography runs; here auto means the CPU, as the ranks' data are in its memory.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
     #[command(flatten)]
@@ -47,24 +52,24 @@ pub(crate) struct Arguments {
     files: FileArguments,
 }
 
-/// The flags of nccl-tests.
+/// The flags of nccl-tests, under the names that they have there.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Made-up data")]
 struct BenchmarkArguments {
     /// Smallest buffer of a rank in bytes, such as 64K (powers of 1024) [default: 64K].
-    #[arg(short, long, value_name = "BYTES", conflicts_with = "input")]
+    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", conflicts_with = "input")]
     begin: Option<ByteSize>,
     /// Largest buffer of a rank [default: 16M].
-    #[arg(short, long, value_name = "BYTES", conflicts_with = "input")]
+    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", conflicts_with = "input")]
     end: Option<ByteSize>,
     /// Factor from one size to the next [default: 4].
-    #[arg(short = 'f', long = "factor", value_name = "N", conflicts_with = "input")]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", conflicts_with = "input")]
     factor: Option<usize>,
     /// Timed iterations; the median is reported.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, conflicts_with = "input")]
-    iterations: usize,
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value = "10", conflicts_with = "input")]
+    iterations: NonZeroUsize,
     /// Iterations before the timed ones.
-    #[arg(short, long, value_name = "N", default_value_t = 2, conflicts_with = "input")]
+    #[arg(short, long = "warmup_iters", value_name = "N", default_value_t = 2, conflicts_with = "input")]
     warmup: usize,
     /// 1 to check every element of every rank, 0 to not.
     #[arg(short, long, value_name = "0|1", action = ArgAction::Set, default_value = "1", conflicts_with = "input",
@@ -91,8 +96,8 @@ struct FileArguments {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Crypto {
-    /// AES-GCM under keys of this run.
+enum Protection {
+    /// AES-GCM under fresh keys.
     #[default]
     Gcm,
     /// Plaintext, for comparison.
@@ -128,22 +133,29 @@ impl Job {
     fn new(arguments: Arguments) -> Outcome<Self> {
         let Arguments { ranks, op, algo, crypto, aes, record, backend, benchmark, files } = arguments;
         let FileArguments { input: inputs, output } = files;
-        let default_ranks = if inputs.is_empty() { RANKS } else { inputs.len() };
-        let ranks = ranks.unwrap_or(default_ranks);
-        if ranks == 0 {
-            return Err(Failure::Input("--ranks 0: there must be at least one rank".into()));
-        }
-        if !inputs.is_empty() && ranks != inputs.len() {
-            let what = format!("--ranks {ranks}, but --input names {} files: one a rank is needed", inputs.len());
+        let ranks = ranks.unwrap_or(if inputs.is_empty() { RANKS } else { inputs.len() });
+        if !inputs.is_empty() && ranks != 0 && ranks != inputs.len() {
+            let what =
+                format!("--ranks {ranks}, but --input names {} files: one a rank is needed", inputs.len());
             return Err(Failure::Input(what));
         }
-        let setup = Setup::new(ranks, algo, crypto, aes, record, backend)?;
+        let crypto = match (crypto, aes) {
+            (Protection::None, _) => Crypto::None,
+            (Protection::Gcm, Aes::Aes128) => Crypto::Gcm(KeyLength::Aes128),
+            (Protection::Gcm, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
+        };
+        let setup = Setup::new(ranks, algo, crypto, record, backend)?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }
         let BenchmarkArguments { begin, end, factor, iterations, warmup, check, dtype, json } = benchmark;
         let sweep = Sweep::new(begin, end, factor)?;
-        Ok(Self::Benchmark(Benchmark::new(setup, sweep, iterations, warmup, check, dtype, op, json)?))
+        // Of the largest size: inputs, outputs, about as much under way, and the expected result.
+        memory::require(
+            sweep.largest() as u128 * (3 * ranks as u128 + 1),
+            &format!("{ranks} ranks with --maxbytes {}", ByteSize(sweep.largest())),
+        )?;
+        Ok(Self::Benchmark(Benchmark { setup, sweep, iterations, warmup, check, dtype, op, json }))
     }
 }
 
@@ -151,6 +163,17 @@ impl Job {
 pub(crate) fn run(arguments: Arguments) -> Outcome {
     match Job::new(arguments)? {
         Job::Benchmark(benchmark) => benchmark.run(),
-        Job::Files { setup, op, inputs, output } => files::reduce(setup, op, &inputs, &output),
+        Job::Files { setup, op, inputs, output } => files::reduce(&setup, op, &inputs, &output),
     }
+}
+
+/// Runs `all-reduce` with no arguments.
+pub(crate) fn run_default() -> Outcome {
+    #[derive(Parser)]
+    struct Defaults {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+    run(Defaults::parse_from(["ringseal"]).arguments)?;
+    writeln!(io::stdout(), "# ringseal --help: what else there is").map_err(Failure::stdout)
 }

@@ -38,8 +38,8 @@ mod tests {
     #[test]
     fn more_than_any_machine_has_is_refused_by_name() {
         if cfg!(target_os = "linux") {
-            let refusal = require(u128::MAX, "--maxbytes 1G").unwrap_err().to_string();
-            assert!(refusal.starts_with("--maxbytes 1G needs"), "{refusal}");
+            let refusal = require(u128::MAX, "4 ranks").unwrap_err().to_string();
+            assert!(refusal.starts_with("4 ranks needs"), "{refusal}");
         }
         assert!(require(0, "nothing").is_ok());
     }

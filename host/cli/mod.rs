@@ -1,11 +1,15 @@
 //! The command line: arguments in, exit code out.
 
+mod all_reduce;
 mod failure;
 mod info;
 mod memory;
 mod output;
 mod ptx;
+mod sample;
 mod seal;
+mod table;
+mod tensors;
 mod values;
 mod vectors;
 
@@ -34,6 +38,8 @@ const EXIT_CODES: &str =
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// All-reduce made-up data and print a table as nccl-tests does, or reduce gradient files.
+    AllReduce(Box<all_reduce::Arguments>),
     /// Seal a message with AES-GCM: writes the ciphertext followed by the 16-byte tag.
     Seal(seal::Arguments),
     /// Open a sealed message; writes nothing unless its tag verifies.
@@ -76,7 +82,8 @@ impl BackendName {
 pub(crate) fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let outcome = match command {
-        None => Ok(()),
+        None => all_reduce::run_default(),
+        Some(Command::AllReduce(arguments)) => all_reduce::run(*arguments),
         Some(Command::Seal(arguments)) => seal::seal(arguments),
         Some(Command::Open(arguments)) => seal::open(arguments),
         Some(Command::Vectors(arguments)) => vectors::run(&arguments),
@@ -92,6 +99,11 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Tells the user something that doesn't stop the command.
+fn warn(what: &str) {
+    say("warning", what);
 }
 
 fn say(kind: &str, what: impl Display) {

@@ -8,31 +8,24 @@ use serde::Serialize;
 use super::values::{dtype_name, op_name};
 use ringseal::{Dtype, ReduceOp};
 
-/// Times of one measurement, as the slowest rank saw each iteration.
-#[derive(Debug)]
+/// Times of one measurement's iterations.
+#[derive(Debug, Default)]
 pub(crate) struct Times(Vec<Duration>);
 
 impl Times {
-    /// At least one iteration.
-    pub(crate) fn new(mut iterations: Vec<Duration>) -> Option<Self> {
-        iterations.sort_unstable();
-        (!iterations.is_empty()).then_some(Self(iterations))
+    pub(crate) fn push(&mut self, time: Duration) {
+        let place = self.0.partition_point(|&earlier| earlier <= time);
+        self.0.insert(place, time);
     }
 
-    /// The middle iteration; the mean of the two middle ones where their number is even.
-    pub(crate) fn median(&self) -> Duration {
-        let Self(sorted) = self;
-        let middle = sorted.len() / 2;
-        if sorted.len().is_multiple_of(2) {
-            (sorted[middle - 1] + sorted[middle]) / 2
-        } else {
-            sorted[middle]
-        }
-    }
-
+    /// Median, least and most, in microseconds. The median is the mean of the two middle ones where their number is
+    /// even. Zeros before the first iteration.
     fn microseconds(&self) -> [f64; 3] {
         let Self(sorted) = self;
-        [self.median(), sorted[0], sorted[sorted.len() - 1]].map(|time| time.as_secs_f64() * 1e6)
+        let (Some(&least), Some(&most)) = (sorted.first(), sorted.last()) else { return [0.0; 3] };
+        let middle = sorted.len() / 2;
+        let median = (sorted[middle] + sorted[(sorted.len() - 1) / 2]) / 2;
+        [median, least, most].map(|time| time.as_secs_f64() * 1e6)
     }
 }
 
@@ -134,15 +127,16 @@ mod tests {
     use super::*;
 
     fn times(microseconds: &[u64]) -> Times {
-        Times::new(microseconds.iter().map(|&us| Duration::from_micros(us)).collect()).unwrap()
+        let mut times = Times::default();
+        microseconds.iter().for_each(|&us| times.push(Duration::from_micros(us)));
+        times
     }
 
     #[test]
     fn the_median_is_the_middle() {
-        assert_eq!(times(&[9]).median().as_micros(), 9);
-        assert_eq!(times(&[9, 1, 2]).median().as_micros(), 2);
-        assert_eq!(times(&[9, 1, 2, 4]).median().as_micros(), 3);
-        assert!(Times::new(Vec::new()).is_none());
+        assert_eq!(times(&[9]).microseconds(), [9.0, 9.0, 9.0]);
+        assert_eq!(times(&[9, 1, 2]).microseconds(), [2.0, 1.0, 9.0]);
+        assert_eq!(times(&[9, 1, 2, 4]).microseconds(), [3.0, 1.0, 9.0]);
     }
 
     #[test]

@@ -37,6 +37,13 @@ pub(crate) struct Tensor {
     offsets: Vec<u64>,
 }
 
+impl Tensor {
+    /// What to call it in a message.
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+}
+
 impl TensorFiles {
     /// Opens one file a rank; they must agree with each other and with the output's format.
     pub(crate) fn open(inputs: &[PathBuf], output: &Path) -> Outcome<Self> {
@@ -79,6 +86,11 @@ impl TensorFiles {
     /// In the order of their data in the output.
     pub(crate) fn tensors(&self) -> &[Tensor] {
         &self.tensors
+    }
+
+    /// The bytes of one rank's data.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
 
     /// What the output has before its data.

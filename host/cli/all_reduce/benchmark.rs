@@ -1,6 +1,7 @@
 //! Times all-reduces on made-up data and checks every element.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use ringseal::{Dtype, ReduceOp};
@@ -27,20 +28,29 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    pub(super) fn new(begin: Option<ByteSize>, end: Option<ByteSize>, factor: Option<usize>) -> Outcome<Self> {
+    pub(super) fn new(
+        begin: Option<ByteSize>,
+        end: Option<ByteSize>,
+        factor: Option<usize>,
+    ) -> Outcome<Self> {
         let begin = begin.unwrap_or_else(|| end.map_or(BEGIN, |end| end.min(BEGIN)));
         let end = end.unwrap_or(begin.max(END));
         let factor = factor.unwrap_or(FACTOR);
         if begin.0 == 0 {
-            return Err(Failure::Input("--begin 0: the smallest size must be at least 1 byte".into()));
+            return Err(Failure::Input("--minbytes 0: the smallest size must be at least 1 byte".into()));
         }
         if end < begin {
-            return Err(Failure::Input(format!("--end {end} is less than --begin {begin}")));
+            return Err(Failure::Input(format!("--maxbytes {end} is less than --minbytes {begin}")));
         }
         if factor < 2 {
-            return Err(Failure::Input(format!("--factor {factor}: sizes must grow; use 2 or more")));
+            return Err(Failure::Input(format!("--stepfactor {factor}: sizes must grow; use 2 or more")));
         }
         Ok(Self { begin: begin.0, end: end.0, factor })
+    }
+
+    /// The last of the sizes.
+    pub(super) fn largest(self) -> usize {
+        self.sizes().last().unwrap_or(self.begin)
     }
 
     fn sizes(self) -> impl Iterator<Item = usize> {
@@ -50,11 +60,10 @@ impl Sweep {
 }
 
 /// A benchmark, with its arguments parsed.
-#[derive(Debug)]
 pub(super) struct Benchmark {
     pub(super) setup: Setup,
     pub(super) sweep: Sweep,
-    pub(super) iterations: usize,
+    pub(super) iterations: NonZeroUsize,
     pub(super) warmup: usize,
     pub(super) check: bool,
     pub(super) dtype: Dtype,
@@ -70,7 +79,7 @@ struct Document<'a> {
     ranks: usize,
     dtype: &'static str,
     op: &'static str,
-    iterations: usize,
+    iterations: NonZeroUsize,
     warmup: usize,
     rows: &'a [Row],
 }
@@ -88,7 +97,7 @@ impl Benchmark {
         let json = self.json.as_deref().map(AtomicFile::create).transpose()?;
         let mut group = Group::new(&self.setup)?;
         let mut plain = self.setup.plain_ring().as_ref().map(Group::new).transpose()?;
-        let description = group.description();
+        let description = self.setup.description();
         let mut stdout = io::stdout().lock();
         self.write_preamble(&mut stdout, &description, plain.is_some()).map_err(Failure::stdout)?;
         let mut rows = Vec::new();
@@ -120,9 +129,15 @@ impl Benchmark {
     }
 
     /// Warms up, times the iterations and checks the last one's result on every rank.
-    fn repeat(&self, group: &mut Group, place: Place, sample: &Sample, outputs: &mut [Vec<u8>]) -> Outcome<Figures> {
-        let mut times = Vec::with_capacity(self.iterations);
-        for iteration in 0..self.warmup + self.iterations {
+    fn repeat(
+        &self,
+        group: &mut Group,
+        place: Place,
+        sample: &Sample,
+        outputs: &mut [Vec<u8>],
+    ) -> Outcome<Figures> {
+        let mut times = Times::default();
+        for iteration in 0..self.warmup.saturating_add(self.iterations.get()) {
             for (output, input) in outputs.iter_mut().zip(&sample.inputs) {
                 match place {
                     Place::Out => output.fill(0xa5), // a result left over from before must not pass the check
@@ -140,16 +155,22 @@ impl Benchmark {
         let wrong = self.check.then(|| {
             outputs.iter().map(|output| wrong_elements(output, &sample.expected, self.dtype.size())).sum()
         });
-        Ok(Figures::new(sample.expected.len(), outputs.len(), &Times::new(times), wrong))
+        Ok(Figures::new(sample.expected.len(), outputs.len(), &times, wrong))
     }
 
     fn write_preamble(&self, out: &mut dyn io::Write, description: &str, plain: bool) -> io::Result<()> {
         let Self { iterations, warmup, .. } = self;
         writeln!(out, "# ringseal {}: {description}", env!("CARGO_PKG_VERSION"))?;
-        writeln!(out, "# time: median of {iterations} after {warmup} to warm up, from the first rank's start to the last one's end")?;
+        writeln!(
+            out,
+            "# time: median of {iterations} after {warmup} to warm up, from the first rank's start to the last one's end"
+        )?;
         writeln!(out, "# GB = 1e9 bytes of plaintext of one rank; busbw = algbw x 2(n-1)/n")?;
         if plain {
-            writeln!(out, "# plain ring: the same without encryption; overhead: out-of-place time over the plain ring's, less one")?;
+            writeln!(
+                out,
+                "# plain ring: the same without encryption; overhead: out-of-place time over the plain ring's, less one"
+            )?;
         }
         writeln!(out, "#")?;
         table::write_headings(out, plain)
@@ -157,12 +178,11 @@ impl Benchmark {
 
     fn write_summary(&self, out: &mut dyn io::Write, rows: &[Row]) -> io::Result<()> {
         let wrong: usize = rows.iter().map(Row::wrong).sum();
-        let verdict = match (self.check, wrong) {
-            (false, _) => "not checked (-c 0)".into(),
-            (true, 0) => "0: every element of every rank is right".into(),
-            (true, wrong) => wrong.to_string(),
-        };
-        writeln!(out, "# wrong elements: {verdict}")?;
+        match (self.check, wrong) {
+            (false, _) => writeln!(out, "# results were not checked (-c 0)")?,
+            (true, 0) => writeln!(out, "# every element of every rank is right")?,
+            (true, wrong) => writeln!(out, "# {wrong} elements are wrong")?,
+        }
         out.flush()
     }
 
@@ -177,7 +197,8 @@ impl Benchmark {
             warmup: self.warmup,
             rows,
         };
-        let mut json = serde_json::to_vec_pretty(&document).map_err(|error| Failure::Input(error.to_string()))?;
+        let mut json =
+            serde_json::to_vec_pretty(&document).map_err(|error| Failure::Input(error.to_string()))?;
         json.push(b'\n');
         Ok(json)
     }
@@ -201,7 +222,10 @@ mod tests {
         assert_eq!(sizes(None, Some("1K"), None).unwrap(), [1 << 10]);
         assert_eq!(sizes(None, None, None).unwrap().len(), 5);
         // The last step would overflow.
-        assert_eq!(sizes(Some("9223372036854775808"), Some("18446744073709551615"), Some(3)).unwrap().len(), 1);
+        assert_eq!(
+            sizes(Some("9223372036854775808"), Some("18446744073709551615"), Some(3)).unwrap().len(),
+            1
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use ringseal::ReduceOp;
 
 use super::group::{Group, Setup};
@@ -39,9 +39,7 @@ pub(super) fn reduce(setup: &Setup, op: ReduceOp, inputs: &[PathBuf], output: &P
             progress.inc(length as u64);
         }
     }
-    target.commit()?;
-    progress.finish_and_clear();
-    Ok(())
+    target.commit()
 }
 
 /// Where each slice of a tensor begins and how long it is, in bytes. No slice splits an element.
@@ -62,7 +60,7 @@ fn read(files: &TensorFiles, tensor: &Tensor, start: u64, length: usize, buffers
 /// On standard error, and only where that is a terminal.
 fn progress_bar(bytes: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left");
-    let bar = ProgressBar::new(bytes);
+    let bar = ProgressBar::new(bytes).with_finish(ProgressFinish::AndClear);
     style.map_or(bar.clone(), |style| bar.with_style(style))
 }
 
@@ -72,7 +70,9 @@ mod tests {
 
     #[test]
     fn slices_cover_a_tensor_once_and_keep_elements_whole() {
-        for (bytes, ranks) in [(0, 4), (1, 4), (8 << 30, 3), (BUFFER_BYTES as u64 * 2 + 16, 1), (5 << 20, 4096)] {
+        for (bytes, ranks) in
+            [(0, 4), (1, 4), (8 << 30, 3), (BUFFER_BYTES as u64 * 2 + 16, 1), (5 << 20, 4096)]
+        {
             let mut end = 0;
             for (start, length) in slices(bytes, ranks) {
                 assert_eq!(start, end);
