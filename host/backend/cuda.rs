@@ -1,6 +1,6 @@
 //! The GPU kernels, for data in host memory: copied to the device, worked on there, copied back.
 //!
-//! Data that is on the device already is [`DeviceKey`](crate::cuda::DeviceKey)'s to work on; the copies cost far more than the
+//! Data that is on the device already is [`DeviceKey`]'s to work on; the copies cost far more than the
 //! cipher.
 
 use super::{Backend, CounterWidth, PreparedKey};

@@ -15,7 +15,7 @@ pub const NO_OP: u8 = 0xff;
 pub struct AssociatedData {
     /// [`VERSION`].
     pub version: u8,
-    /// Code of the collective ([`Collective::code`](crate::Collective::code)).
+    /// Code of the collective.
     pub collective: u8,
     /// Code of the algorithm.
     pub algorithm: u8,

@@ -14,7 +14,7 @@
 //!
 //! # Records
 //!
-//! A record is sealed as one message of NIST SP 800-38D with a 128-bit tag. Its [nonce](nonce) and its
+//! A record is sealed as one message of NIST SP 800-38D with a 128-bit tag. Its [nonce] and its
 //! [`AssociatedData`] are never sent: the receiver derives them from where in the protocol it is, so that a record
 //! that comes from elsewhere, or under other assumptions, does not verify.
 

@@ -6,7 +6,7 @@
 //!
 //! **Tables.** The four T-tables (Daemen and Rijmen, "The Design of Rijndael", 4.2) stand in 128 KiB of shared memory 32 times,
 //! so that lane L only ever reads bank L: look-ups have no bank conflicts, and their time does not depend on key or data.
-//! Entry x of T0 is at `x * 256 + lane * 4` from [`SHARED_BASE`](crate::params::SHARED_BASE), T1's 128 bytes, T2's 64 KiB
+//! Entry x of T0 is at `x * 256 + lane * 4` from [`SHARED_BASE`], T1's 128 bytes, T2's 64 KiB
 //! and T3's both further on. One byte permutation makes an address.
 //!
 //! **Words.** Blocks and round keys are little-endian words: byte r of word c is row r, column c of the state.

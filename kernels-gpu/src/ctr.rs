@@ -28,7 +28,7 @@ const GROUP: u32 = TILE as u32 / N as u32;
 const GROUPS: u32 = THREADS / GROUP;
 
 /// Parameters of the CTR kernels.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CtrParams {
     /// The expanded key: [`expand_key`](crate::aes::expand_key).

@@ -156,7 +156,7 @@ pub struct Record {
     pub outbox: u64,
 }
 
-/// The thread that compares tags and signals the successor. In another warp than [`POLLER`], so that a block already
+/// The thread that compares tags and signals the successor. In another warp than `POLLER`, so that a block already
 /// awaits the next record while the stores of the last one drain.
 pub const RELEASER: u32 = 0;
 /// The thread that awaits the predecessor's signals.

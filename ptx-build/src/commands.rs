@@ -24,7 +24,7 @@ impl Folders {
 
 /// Compiles the kernels and writes modules and manifest to `host/ptx`. Refuses to write if a kernel that was there before has
 /// more warp- or block-wide instructions than before, unless `accept_counts`: a duplicated barrier stands in a divergent
-/// branch and hangs or corrupts, so somebody has to look. A declaration that states its barriers is held to that instead.
+/// branch and hangs or corrupts, so somebody has to look.
 pub fn build(folders: &Folders, accept_counts: bool) -> Result<String> {
     let built = recipe::build(&folders.root, &folders.scratch())?;
     let mut text = built.warnings.clone();

@@ -5,14 +5,13 @@ use crate::{Error, Result};
 
 /// What the `kernel!` macro says about a kernel. It reaches the PTX as a comment (module-level assembly), because rustc has
 /// neither a launch-bounds attribute nor any other way to carry a number from Rust into the PTX:
-/// `// ringseal.kernel NAME params=STRUCT threads=N shared=N`, and `barriers=N` where the declaration states it.
+/// `// ringseal.kernel NAME params=STRUCT threads=N shared=N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Declaration {
     pub(crate) name: String,
     pub(crate) params: String,
     pub(crate) threads: u32,
     pub(crate) shared: u32,
-    pub(crate) barriers: Option<u32>,
 }
 
 const MARKER: &str = "// ringseal.kernel ";
@@ -43,17 +42,16 @@ pub(crate) fn declarations(ptx: &str) -> Result<Vec<Declaration>> {
 
 fn declaration(line: &str) -> Option<Declaration> {
     let (name, values) = line.split_once(' ')?;
-    let (mut params, mut threads, mut shared, mut barriers) = (None, None, None, None);
+    let (mut params, mut threads, mut shared) = (None, None, None);
     for word in values.split_whitespace() {
         match word.split_once('=')? {
             ("params", v) => params = Some(v.to_owned()),
             ("threads", v) => threads = Some(v.parse().ok()?),
             ("shared", v) => shared = Some(v.parse().ok()?),
-            ("barriers", v) => barriers = Some(v.parse().ok()?),
             _ => return None,
         }
     }
-    Some(Declaration { name: name.to_owned(), params: params?, threads: threads?, shared: shared?, barriers })
+    Some(Declaration { name: name.to_owned(), params: params?, threads: threads?, shared: shared? })
 }
 
 /// An `.entry` or a `.func` with a body.
@@ -354,7 +352,7 @@ mod tests {
 .address_size 64
 
 // ringseal.kernel first params=P threads=512 shared=131072
-// ringseal.kernel second params=Q threads=256 shared=0 barriers=1
+// ringseal.kernel second params=Q threads=256 shared=0
 
 .func _RNvNtCsgJ6ytTPJmYV_4core9panicking9panic_fmt()
 .noreturn;
@@ -408,16 +406,9 @@ $L__BB2_1:
     fn reads_declarations() {
         let found = declarations(PTX).unwrap();
         assert_eq!(found.len(), 2);
-        assert_eq!(found[0].barriers, None);
         assert_eq!(
             found[1],
-            Declaration {
-                name: "second".into(),
-                params: "Q".into(),
-                threads: 256,
-                shared: 0,
-                barriers: Some(1)
-            }
+            Declaration { name: "second".into(), params: "Q".into(), threads: 256, shared: 0 }
         );
     }
 

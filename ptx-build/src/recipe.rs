@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use crate::manifest::{Counts, Kernel, Manifest, Module, Target};
+use crate::manifest::{Kernel, Manifest, Module, Target};
 use crate::sources::{self, SourceFile};
 use crate::{Error, Result, layout, ptx};
 
@@ -122,14 +122,12 @@ fn describe(target: Target, text: &str, types: &layout::Types) -> Result<Module>
                 parameter.name, parameter.bytes, parameter.align
             )));
         }
-        let counts = ptx::counts(&entry.body);
-        check_barriers(target, name, declaration.barriers, &counts)?;
         kernels.push(Kernel {
             name: declaration.name,
             threads: declaration.threads,
             shared_bytes: declaration.shared,
             parameter,
-            counts,
+            counts: ptx::counts(&entry.body),
         });
     }
     kernels.sort_by(|a, b| a.name.cmp(&b.name));
@@ -141,16 +139,6 @@ fn describe(target: Target, text: &str, types: &layout::Types) -> Result<Module>
         rustflags: rustflags(target),
         kernels,
     })
-}
-
-fn check_barriers(target: Target, name: &str, stated: Option<u32>, counts: &Counts) -> Result<()> {
-    match stated {
-        Some(stated) if stated != counts.barriers => Err(Error::new(format!(
-            "kernel {name} ({target}): its declaration states {stated} barriers, the PTX has {}; a barrier that the compiler duplicated can stand in a divergent branch",
-            counts.barriers
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// The pinned rustc with the standard library's sources.
@@ -282,17 +270,5 @@ mod tests {
             assert!(flags.iter().any(|f| f.contains("-JumpThreading")));
             assert_eq!(flags.iter().any(|f| f == "ringseal_sm_90a"), target == Target::Sm90a);
         }
-    }
-
-    #[test]
-    fn stated_barriers_are_held() {
-        let counts = Counts { barriers: 3, ..Counts::default() };
-        assert!(check_barriers(Target::Sm80, "k", None, &counts).is_ok());
-        assert!(check_barriers(Target::Sm80, "k", Some(3), &counts).is_ok());
-        let error = check_barriers(Target::Sm80, "k", Some(2), &counts).unwrap_err().to_string();
-        assert!(
-            error.contains("kernel k (sm_80)") && error.contains("states 2") && error.contains("has 3"),
-            "{error}"
-        );
     }
 }

@@ -353,7 +353,7 @@ pub mod bits {
 }
 
 /// Memory fences of one thread. The emulator runs one thread at a time, in program order, so that only the last has an effect:
-/// [`load_async`](super::super::load_async) asks for it.
+/// [`load_async`](super::load_async) asks for it.
 pub mod fence {
     /// Orders this thread's accesses for its block.
     pub fn block() {}
