@@ -32,10 +32,13 @@ pub struct Record {
     pub length: u32,
     /// Bytes of additional data, at most [`AAD_MAX`].
     pub aad_length: u32,
-    /// The 96-bit nonce, raw words.
-    pub nonce: [u32; 3],
-    /// Zero.
-    pub reserved: u32,
+    /// The pre-counter block J0, raw words (SP 800-38D section 7.1 step 2); [`nonce_j0`] makes it from a 96-bit nonce.
+    pub j0: [u32; 4],
+}
+
+/// J0 of a 96-bit nonce, raw words: the nonce, then 1 as a big-endian number.
+pub const fn nonce_j0(nonce: [u32; 3]) -> [u32; 4] {
+    [nonce[0], nonce[1], nonce[2], 1u32.to_be()]
 }
 
 /// Most additional data of a [`Record`]: what surely fits in the half tile before the text.
@@ -171,7 +174,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
     while record < params.count {
         let buffer = SEGMENTS_AT + (segment % 2) * SEGMENT_BYTES;
         // SAFETY: prepared, before a barrier.
-        let ([nonce0, nonce1, nonce2, _], texts, more) = unsafe {
+        let (j0, texts, more) = unsafe {
             (shared::load_16::<0>(buffer), shared::load_16::<16>(buffer), shared::load_16::<48>(buffer))
         };
         // Shuffled, so that the compiler sees that control flow is uniform.
@@ -202,9 +205,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         }
         let end_tile = if last_segment { tiles } else { first_tile + SEGMENT_TILES };
         // SAFETY: prepared.
-        let counters = unsafe {
-            Counters::<ROUNDS>::new(params, tables, buffer, [nonce0, nonce1, nonce2], first_tile, pad)
-        };
+        let counters = unsafe { Counters::<ROUNDS>::new(params, tables, buffer, j0, first_tile, pad) };
         let mut tile = first_tile;
         while tile < end_tile {
             // This thread's blocks, counted from the text's first.
@@ -444,9 +445,9 @@ unsafe fn prepare_masks<const ROUNDS: usize>(params: &RecordsParams, tables: Tab
     if record + thread::warp() * 32 * grid < params.count {
         let valid = mine < params.count;
         let place = params.records + 64 * (if valid { mine } else { record }) as u64;
-        // SAFETY: the record's nonce.
-        let [a, b, c, _] = unsafe { global::load_16(place + 48) };
-        let [mask] = tables.encrypt::<ROUNDS, 1>(&params.keys, [[a, b, c, 1u32.swap_bytes()]]);
+        // SAFETY: the record's J0.
+        let j0 = unsafe { global::load_16(place + 48) };
+        let [mask] = tables.encrypt::<ROUNDS, 1>(&params.keys, [j0]);
         // SAFETY: this thread's place.
         unsafe { shared::store_16::<0>(MASKS_AT + 16 * thread::index(), mask) };
     }
@@ -465,18 +466,18 @@ unsafe fn prepare_segment(params: &RecordsParams, tables: Tables, record: u32, f
         let texts = global::load_16(place);
         let addresses = global::load_16(place + 16);
         let more = global::load_16(place + 32);
-        let [a, b, c, _] = global::load_16(place + 48);
+        let j0 = global::load_16(place + 48);
         let length = more[2];
         if lane == 0 {
-            shared::store_16::<0>(buffer, [a, b, c, 0]);
+            shared::store_16::<0>(buffer, j0);
             shared::store_16::<16>(buffer, texts);
             shared::store_16::<32>(buffer, addresses);
             shared::store_16::<48>(buffer, more);
         }
         let (tiles, pad) = tiles(length);
-        let first_counter = (first_tile * TILE).wrapping_sub(pad).wrapping_add(2);
+        let first_counter = counter_at(j0, first_tile, pad);
         let in_segment = (tiles - first_tile).min(SEGMENT_TILES);
-        let prefix = Prefix::new(tables, &params.keys, [a, b, c]);
+        let prefix = Prefix::new(tables, &params.keys, [j0[0], j0[1], j0[2]]);
         let mut entry = lane;
         while entry - lane <= 4 * in_segment {
             let counter = (first_counter & !255).wrapping_add(256 * entry);
@@ -487,6 +488,13 @@ unsafe fn prepare_segment(params: &RecordsParams, tables: Tables, record: u32, f
             entry += 32;
         }
     }
+}
+
+/// The counter of a tile's first block; that of the text's first is J0's plus 1 (SP 800-38D section 7.1 step 3). It
+/// wraps at 2^32 as the standard's does.
+#[inline(always)]
+fn counter_at(j0: Quad, tile: u32, pad: u32) -> u32 {
+    (tile * TILE).wrapping_sub(pad).wrapping_add(j0[3].swap_bytes()).wrapping_add(1)
 }
 
 /// One thread's counters in a segment.
@@ -506,14 +514,14 @@ impl<const ROUNDS: usize> Counters<ROUNDS> {
         params: &RecordsParams,
         tables: Tables,
         buffer: u32,
-        nonce: [u32; 3],
+        j0: Quad,
         first_tile: u32,
         pad: u32,
     ) -> Self {
-        let first_counter = (first_tile * TILE).wrapping_sub(pad).wrapping_add(2);
+        let first_counter = counter_at(j0, first_tile, pad);
         let first = (first_counter & 255) + block_of(thread::index(), 0);
         let second = first + 128;
-        let prefix = Prefix::new(tables, &params.keys, nonce);
+        let prefix = Prefix::new(tables, &params.keys, [j0[0], j0[1], j0[2]]);
         Counters {
             tables,
             low: [prefix.low(tables, first), prefix.low(tables, second)],

@@ -4,7 +4,7 @@ use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use aes_gcm::{Aes128Gcm, Aes256Gcm, AesGcm, aead::consts::U12, aes::Aes192};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
-use ringseal_kernels::gcm::{self, FORGED, RECORDS_SHARED, Record, RecordsParams, VERIFIED};
+use ringseal_kernels::gcm::{self, FORGED, RECORDS_SHARED, Record, RecordsParams, VERIFIED, nonce_j0};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
 
 /// Bytes that only depend on the seed.
@@ -92,8 +92,7 @@ fn check(key: &[u8], grid: u32, cases: &[(usize, usize)]) {
             verdict: &raw const verdicts[i] as u64,
             length: cases[i].0 as u32,
             aad_length: cases[i].1 as u32,
-            nonce: raw(&nonces[i]),
-            reserved: 0,
+            j0: nonce_j0(raw(&nonces[i])),
         })
         .collect();
     let params = |records: &[Record]| RecordsParams {
