@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod emulated;
 pub mod gcm;
+mod staging;
 
 /// What [`by_name`] accepts, in the order in which a help text lists it.
 pub const NAMES: [&str; 4] = ["auto", "cpu", "cuda", "emulated"];

@@ -1,8 +1,9 @@
 //! The kernels' own source through the public interface, against the model of the standards.
 
 use proptest::prelude::*;
-use ringseal::aead::{Aead, AesKey};
-use ringseal::backend::{CounterWidth, by_name};
+use ringseal::Error;
+use ringseal::aead::{Aead, AesKey, Iv};
+use ringseal::backend::{CounterWidth, Record, by_name};
 
 use crate::model;
 
@@ -15,8 +16,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn ctr_is_the_model(
-        key in prop_oneof![Just(16), Just(24), Just(32)]
-            .prop_flat_map(|len| prop::collection::vec(any::<u8>(), len)),
+        key in key_bytes(),
         high in prop_oneof![any::<u128>(), Just(u128::MAX)],
         low in prop_oneof![any::<u32>(), (0u32..600).prop_map(|below| u32::MAX - below)],
         data in prop::collection::vec(any::<u8>(), 0..=20_000),
@@ -46,4 +46,78 @@ fn long_ctr_is_the_cpu_backend() {
         cpu.ctr_xor(counter, width, &mut expected).unwrap();
         assert!(ours == expected);
     }
+}
+
+fn key_bytes() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![Just(16), Just(24), Just(32)].prop_flat_map(|len| prop::collection::vec(any::<u8>(), len))
+}
+
+fn bytes(range: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), range)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    /// A batch with IVs, additional data and texts of any length; of what is opened, one is forged.
+    #[test]
+    fn batches_are_the_model(
+        key in key_bytes(),
+        messages in prop::collection::vec((bytes(1..=40), bytes(0..=60), bytes(0..=3000)), 1..=6),
+        (forged, at, bit) in (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..8),
+    ) {
+        let aead = emulated(&key);
+        let mut data: Vec<Vec<u8>> = messages.iter().map(|(_, _, text)| text.clone()).collect();
+        let mut records: Vec<Record> = messages
+            .iter()
+            .zip(&mut data)
+            .map(|((iv, aad, _), data)| Record { iv: Iv::new(iv).unwrap(), aad, data })
+            .collect();
+        let mut tags = aead.seal_records(&mut records).unwrap();
+        for ((iv, aad, text), (record, tag)) in messages.iter().zip(records.iter().zip(&tags)) {
+            let (ciphertext, expected) = model::gcm_seal(&key, iv, aad, text);
+            prop_assert_eq!((&*record.data, tag), (&*ciphertext, &expected));
+        }
+
+        // A bit of the ciphertext, or of the tag behind it.
+        let forged = forged.index(messages.len());
+        let length = records[forged].data.len();
+        let at = at.index(length + 16);
+        match at.checked_sub(length) {
+            None => records[forged].data[at] ^= 1u8 << bit,
+            Some(at) => tags[forged][at] ^= 1u8 << bit,
+        }
+        let verdicts = aead.open_records(&mut records, &tags).unwrap();
+        for (index, (_, _, text)) in messages.iter().enumerate() {
+            prop_assert_eq!(verdicts[index], index != forged);
+            let expected = if index == forged { vec![0; length] } else { text.clone() };
+            prop_assert_eq!(&data[index], &expected);
+        }
+    }
+}
+
+/// cases.md 5: the shapes with nothing in them, and a batch of none.
+#[test]
+fn nothing_to_seal() {
+    let aead = emulated(&[3; 32]);
+    assert!(aead.seal_records(&mut []).unwrap().is_empty());
+    assert!(aead.open_records(&mut [], &[]).unwrap().is_empty());
+    let iv = Iv::from_nonce(&[5; 12]);
+    let tag = aead.gmac(iv, b"").unwrap();
+    assert_eq!(tag, model::gcm_seal(&[3; 32], &[5; 12], b"", b"").1);
+    aead.verify_gmac(iv, b"", &tag).unwrap();
+    assert!(matches!(aead.verify_gmac(iv, b"x", &tag), Err(Error::Authentication)));
+    aead.ctr_xor([0; 16], CounterWidth::Full128, &mut []).unwrap();
+}
+
+/// What the kernels don't take is said, and leaves no plaintext where ciphertext is expected.
+#[test]
+fn long_additional_data_are_unsupported() {
+    let aead = emulated(&[3; 16]);
+    let mut output = [0xa5; 4];
+    let sealed = aead.seal(Iv::from_nonce(&[5; 12]), &[0; 2049], b"text", &mut output);
+    assert!(matches!(&sealed, Err(Error::Unsupported { backend: "emulated", .. })), "{sealed:?}");
+    assert_eq!(output, [0; 4]);
+    let aad = [7; 2048];
+    let tag = aead.seal(Iv::from_nonce(&[5; 12]), &aad, b"text", &mut output).unwrap();
+    assert_eq!((output.to_vec(), tag), model::gcm_seal(&[3; 16], &[5; 12], &aad, b"text"));
 }
