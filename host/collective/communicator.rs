@@ -19,19 +19,20 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// Shortest and longest record in bytes. Useful ones have 16 to 128 KiB.
 const RECORD_BYTES: std::ops::RangeInclusive<usize> = 16..=16 << 20;
 
-/// How a communicator works. All but `algorithm`, `backend` and `timeout` must be alike on all ranks from the start;
-/// the algorithm may be [changed](Communicator::set_algorithm), and must be alike in each collective.
+/// How a communicator works. All but backend and timeout must be alike on all ranks; the algorithm in each collective,
+/// the rest from the start.
 #[derive(Clone)]
 pub struct Options {
     /// What protects records. Default: AES-256-GCM.
     pub crypto: Crypto,
-    /// How collectives are done. Default: relay ring.
+    /// How collectives are done; may be [changed](Communicator::set_algorithm). Default: relay ring.
     pub algorithm: Algorithm,
     /// Where the cipher runs. Default: on the CPU.
     pub backend: Arc<dyn Backend>,
     /// Bytes of a full record, a multiple of 16 from 16 to 16 MiB: sealed, sent and verified as one. Default: 64 KiB.
     pub record_bytes: usize,
-    /// How long to wait for a peer's next record before giving up. Default: 30 seconds.
+    /// How long to wait for a peer's next record before giving up; may be [changed](Communicator::set_timeout).
+    /// Default: 30 seconds.
     pub timeout: Duration,
     /// Bytes that a key may encrypt before the next epoch begins. Default: [`volume::DEFAULT_BYTES`], 389 GB. One
     /// collective must fit.
@@ -269,6 +270,11 @@ impl Communicator {
     /// Does the following collectives by another algorithm, on all ranks alike.
     pub fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.options.algorithm = algorithm;
+    }
+
+    /// Waits this long for a peer from now on.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.options.timeout = timeout;
     }
 
     /// Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure.

@@ -3,7 +3,7 @@
 use crate::Dtype;
 
 /// A Rust type that collectives work on.
-pub trait Element: bytemuck::Pod + sealed::Sealed {
+pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
     /// Its element type.
     const DTYPE: Dtype;
 }

@@ -1,0 +1,12 @@
+//! Collectives on every backend and algorithm: against a sequential model, against published bugs, under failure and
+//! under attack.
+
+mod arithmetic;
+mod conformance;
+mod epochs;
+mod failure;
+mod group;
+mod model;
+mod properties;
+mod tamper;
+mod wire;
