@@ -8,9 +8,9 @@ use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
 use ringseal::{Dtype, ReduceOp};
 
-use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::ByteSize;
+use crate::cli::{BackendName, seals};
 
 /// More threads than this are no help to anybody.
 const MAX_RANKS: usize = 256;
@@ -75,6 +75,9 @@ impl Setup {
             BackendName::Auto => BackendName::Cpu.open()?,
             named => named.open()?,
         };
+        if crypto != Crypto::None {
+            seals(&*backend)?; // before a table begins
+        }
         let defaults = Options::default();
         let record_bytes = record.map_or(defaults.record_bytes, |ByteSize(bytes)| bytes);
         let options = Options { crypto, backend, record_bytes, timeout: TIMEOUT, ..defaults };
