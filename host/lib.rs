@@ -13,7 +13,29 @@
 //! * [`vectors`]: the published test vectors, on a backend of your choice.
 //! * [`cuda`]: devices, memory and kernel launches, for data that are already on the GPU.
 //!
-//! Sealing one message needs no GPU:
+//! A sealed all-reduce of three ranks, here the threads of one process; no GPU is needed:
+//!
+//! ```
+//! use ringseal::ReduceOp;
+//! use ringseal::channel::GroupSecret;
+//! use ringseal::collective::{Communicator, Options};
+//!
+//! // Between machines the secret comes from attestation, and every rank calls `Communicator::join`.
+//! let secret = GroupSecret::random()?;
+//! let ranks = Communicator::in_process(3, &secret, &Options::default())?;
+//! std::thread::scope(|scope| {
+//!     for mut communicator in ranks {
+//!         scope.spawn(move || {
+//!             let mut gradient = vec![1.0_f32 + communicator.rank() as f32; 1000];
+//!             communicator.all_reduce_in_place(&mut gradient, ReduceOp::Sum).unwrap();
+//!             assert_eq!(gradient, [6.0; 1000]);
+//!         });
+//!     }
+//! });
+//! # Ok::<(), ringseal::Error>(())
+//! ```
+//!
+//! One sealed message:
 //!
 //! ```
 //! use ringseal::aead::{Aead, AesKey, Iv};
