@@ -34,6 +34,10 @@ impl Backend for Cuda {
         "cuda"
     }
 
+    fn has_gcm(&self) -> bool {
+        false
+    }
+
     fn prepare(&self, key: &AesKey) -> Result<Box<dyn PreparedKey>> {
         Ok(Box::new(Prepared {
             key: DeviceKey::new(&self.kernels, key),

@@ -17,7 +17,7 @@ mod staging;
 /// What [`by_name`] accepts, in the order in which a help text lists it.
 pub const NAMES: [&str; 4] = ["auto", "cpu", "cuda", "emulated"];
 
-/// The backend of that name. `auto` is `cuda` where a usable device is found, otherwise `cpu`.
+/// The backend of that name. `auto` is `cuda` where there is a device whose kernels do AES-GCM, otherwise `cpu`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown name; [`Error::NoDevice`] when `cuda` is asked for and there is none:
@@ -25,8 +25,9 @@ pub const NAMES: [&str; 4] = ["auto", "cpu", "cuda", "emulated"];
 pub fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
     match name {
         "auto" => match cuda_backend() {
-            Err(Error::NoDevice(_)) => Ok(Arc::new(cpu::Cpu)),
-            other => other,
+            Ok(cuda) if cuda.has_gcm() => Ok(cuda),
+            Ok(_) | Err(Error::NoDevice(_)) => Ok(Arc::new(cpu::Cpu)),
+            Err(error) => Err(error),
         },
         "cpu" => Ok(Arc::new(cpu::Cpu)),
         "cuda" => cuda_backend(),
@@ -63,6 +64,10 @@ pub struct Record<'a> {
 pub trait Backend: Send + Sync {
     /// Name as on the command line: `cpu`, `emulated`, `cuda`.
     fn name(&self) -> &'static str;
+    /// Whether it does AES-GCM here; where not, keys do CTR only and the rest is [`Error::Unsupported`].
+    fn has_gcm(&self) -> bool {
+        true
+    }
     /// Expands a key once, for any number of messages.
     fn prepare(&self, key: &AesKey) -> Result<Box<dyn PreparedKey>>;
 }
