@@ -19,7 +19,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use ringseal::aead::{Aead, AesKey, Iv};
 use ringseal::backend::{self, Backend};
 
 use failure::{Failure, Outcome};
@@ -56,7 +55,7 @@ enum Command {
 /// Where the cryptography runs.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
 enum BackendName {
-    /// The GPU where there is one that can do it, otherwise the CPU.
+    /// The GPU where there is one whose kernels do AES-GCM, otherwise the CPU.
     #[default]
     Auto,
     /// This machine's processor.
@@ -75,18 +74,8 @@ impl BackendName {
             Self::Cuda => "cuda",
             Self::Emulated => "emulated",
         };
-        let backend = backend::by_name(name)?;
-        match (self, seals(&*backend)) {
-            (Self::Auto, Err(ringseal::Error::Unsupported { .. })) => Ok(backend::by_name("cpu")?),
-            _ => Ok(backend),
-        }
+        Ok(backend::by_name(name)?)
     }
-}
-
-/// Whether a backend does AES-GCM: [`ringseal::Error::Unsupported`] if not.
-fn seals(backend: &dyn Backend) -> ringseal::Result<()> {
-    let aead = Aead::new(backend, &AesKey::Aes128([0; 16]))?;
-    aead.seal_in_place(Iv::from_nonce(&[0; 12]), b"", &mut []).map(|_| ())
 }
 
 /// Runs the command.

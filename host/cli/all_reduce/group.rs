@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
-use ringseal::{Dtype, ReduceOp};
+use ringseal::{Dtype, Error, ReduceOp};
 
+use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::ByteSize;
-use crate::cli::{BackendName, seals};
 
 /// More threads than this are no help to anybody.
 const MAX_RANKS: usize = 256;
@@ -75,8 +75,9 @@ impl Setup {
             BackendName::Auto => BackendName::Cpu.open()?,
             named => named.open()?,
         };
-        if crypto != Crypto::None {
-            seals(&*backend)?; // before a table begins
+        if crypto != Crypto::None && !backend.has_gcm() {
+            // Before a table begins.
+            return Err(Error::Unsupported { backend: backend.name(), what: "AES-GCM".into() }.into());
         }
         let defaults = Options::default();
         let record_bytes = record.map_or(defaults.record_bytes, |ByteSize(bytes)| bytes);
