@@ -231,7 +231,12 @@ mod tests {
             rustflags: vec![],
             kernels,
         };
-        Manifest { rustc: "1.95.0".into(), sources_sha256: String::new(), modules: vec![module] }
+        Manifest {
+            rustc: "1.95.0".into(),
+            sources: vec![],
+            sources_sha256: String::new(),
+            modules: vec![module],
+        }
     }
 
     const PTX: &str = "\

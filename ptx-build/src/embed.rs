@@ -28,9 +28,8 @@ pub fn embed(root: &Path, out: &Path) -> Result<Origin> {
         copy(root, &read_manifest(root)?, out)?;
         return Ok(Origin::CheckedIn);
     }
-    let hash = recipe::hash(&sources::read(root)?);
     match read_manifest(root) {
-        Ok(manifest) if manifest.sources_sha256 == hash => {
+        Ok(manifest) if is_up_to_date(root, &manifest) => {
             copy(root, &manifest, out)?;
             Ok(Origin::CheckedIn)
         }
@@ -39,6 +38,11 @@ pub fn embed(root: &Path, out: &Path) -> Result<Origin> {
             Ok(Origin::Rebuilt)
         }
     }
+}
+
+/// Whether the modules are what the sources compile to. A file that has gone is a change.
+fn is_up_to_date(root: &Path, manifest: &Manifest) -> bool {
+    sources::read(root, &manifest.sources).is_ok_and(|files| recipe::hash(&files) == manifest.sources_sha256)
 }
 
 /// Writes modules and manifest to a folder.
@@ -115,9 +119,11 @@ mod tests {
                 kernels: vec![],
             })
             .collect();
+        let sources = vec!["Cargo.toml".to_owned(), "src/lib.rs".to_owned()];
         let manifest = Manifest {
             rustc: recipe::RUSTC.into(),
-            sources_sha256: recipe::hash(&sources::read(root).unwrap()),
+            sources_sha256: recipe::hash(&sources::read(root, &sources).unwrap()),
+            sources,
             modules,
         };
         write(&recipe::Built { manifest, texts, warnings: String::new() }, &root.join(CHECKED_IN)).unwrap();
@@ -149,6 +155,15 @@ mod tests {
         // This workspace cannot be compiled, so the attempt to is the error.
         embed(dir.path(), out.path()).unwrap_err();
         assert!(!out.path().join("ringseal_sm_90a.ptx").exists());
+    }
+
+    #[test]
+    fn a_removed_source_is_a_change_and_an_unlisted_one_is_not() {
+        let (dir, out) = (workspace(), tempfile::tempdir().unwrap());
+        fs::write(dir.path().join("kernels-gpu/src/emulator.rs"), "//! For the CPU.\n").unwrap();
+        assert_eq!(embed(dir.path(), out.path()).unwrap(), Origin::CheckedIn);
+        fs::remove_file(dir.path().join("kernels-gpu/src/lib.rs")).unwrap();
+        embed(dir.path(), out.path()).unwrap_err();
     }
 
     #[test]

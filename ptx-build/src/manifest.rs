@@ -57,7 +57,9 @@ impl std::fmt::Display for Target {
 pub struct Manifest {
     /// Version of the rustc that made the modules.
     pub rustc: String,
-    /// SHA-256 (hex) of the kernel sources and the recipe: equal means that the modules are up to date.
+    /// The files of the kernel crate that the modules are made from.
+    pub sources: Vec<String>,
+    /// SHA-256 (hex) of these files and the recipe: equal means that the modules are up to date.
     pub sources_sha256: String,
     /// The modules, in the order of [`Target::ALL`].
     pub modules: Vec<Module>,

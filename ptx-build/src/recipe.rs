@@ -73,7 +73,6 @@ pub(crate) struct Built {
 /// `core`).
 pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
     let toolchain = &Toolchain::find(root)?;
-    let files = sources::read(root)?;
     let outputs: Result<Vec<_>> = std::thread::scope(|scope| {
         let running: Vec<_> = Target::ALL
             .into_iter()
@@ -82,11 +81,16 @@ pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
         running.into_iter().map(|thread| thread.join().expect("compile does not panic")).collect()
     });
     let outputs = outputs?;
-    // Only now that the compiler has accepted the files: its messages are better than a parser's.
+    // Both targets' files, and what gives the crate its edition.
+    let mut sources: Vec<_> =
+        outputs.iter().flat_map(|o| o.sources.clone()).chain(["Cargo.toml".to_owned()]).collect();
+    sources.sort();
+    sources.dedup();
+    let files = sources::read(root, &sources)?;
     let types = layout::Types::parse(&files)?;
     let (mut modules, mut texts, mut warnings) = (Vec::new(), Vec::new(), String::new());
-    for (target, (raw, stderr)) in Target::ALL.into_iter().zip(outputs) {
-        let text = finish(&raw)?;
+    for (target, output) in Target::ALL.into_iter().zip(outputs) {
+        let text = finish(&output.ptx)?;
         for path in [root, &toolchain.sysroot] {
             if text.contains(&*path.to_string_lossy()) {
                 return Err(Error::new(format!("the {target} PTX contains the path {}", path.display())));
@@ -94,9 +98,9 @@ pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
         }
         modules.push(describe(target, &text, &types)?);
         texts.push(text);
-        warnings += &stderr;
+        warnings += &output.warnings;
     }
-    let manifest = Manifest { rustc: RUSTC.into(), sources_sha256: hash(&files), modules };
+    let manifest = Manifest { rustc: RUSTC.into(), sources_sha256: hash(&files), sources, modules };
     Ok(Built { manifest, texts, warnings })
 }
 
@@ -141,6 +145,14 @@ fn describe(target: Target, text: &str, types: &layout::Types) -> Result<Module>
     })
 }
 
+/// What rustc made for a target.
+struct Output {
+    ptx: String,
+    /// The kernel crate's files that it read.
+    sources: Vec<String>,
+    warnings: String,
+}
+
 /// The pinned rustc with the standard library's sources.
 struct Toolchain {
     cargo: PathBuf,
@@ -178,9 +190,7 @@ impl Toolchain {
         Ok(Self { cargo: tool("CARGO", "cargo"), sysroot })
     }
 
-    /// rustc's PTX for a target, and its warnings.
-    fn compile(&self, root: &Path, target_dir: &Path, target: Target) -> Result<(String, String)> {
-        let output_file = target_dir.join(TRIPLE).join("release/deps/ringseal_kernels.s");
+    fn compile(&self, root: &Path, target_dir: &Path, target: Target) -> Result<Output> {
         let mut cargo = Command::new(&self.cargo);
         // Whoever runs us (cargo for a build script, clippy, a CI job) may have set flags, wrappers and profiles.
         for (name, _) in env::vars_os() {
@@ -208,8 +218,16 @@ impl Toolchain {
         if !output.status.success() {
             return Err(Error::new(format!("the kernels do not compile for {target}:\n{stderr}")));
         }
-        let text = fs::read_to_string(&output_file).map_err(|e| Error::io(&output_file, e))?;
-        Ok((text, without_known_warnings(&stderr)))
+        let read = |extension: &str| {
+            let path =
+                target_dir.join(TRIPLE).join("release/deps/ringseal_kernels").with_extension(extension);
+            fs::read_to_string(&path).map_err(|e| Error::io(&path, e))
+        };
+        Ok(Output {
+            ptx: read("s")?,
+            sources: sources::listed(&read("d")?),
+            warnings: without_known_warnings(&stderr),
+        })
     }
 }
 

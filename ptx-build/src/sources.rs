@@ -1,7 +1,7 @@
 //! The kernel crate's files and their hash.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
@@ -16,33 +16,24 @@ pub(crate) struct SourceFile {
     pub(crate) text: String,
 }
 
-/// Everything that the PTX is made from: `Cargo.toml` and the Rust files under `src`, sorted by path. Tests outside `src`
-/// do not count.
-pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
-    let folder = root.join(FOLDER);
-    let mut paths = vec![folder.join("Cargo.toml")];
-    collect(&folder.join("src"), &mut paths)?;
-    let mut files = Vec::with_capacity(paths.len());
-    for path in paths {
+/// Reads the files of that name.
+pub(crate) fn read(root: &Path, paths: &[String]) -> Result<Vec<SourceFile>> {
+    let read = |relative: &String| {
+        let path = root.join(FOLDER).join(relative);
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
-        let relative = path.strip_prefix(&folder).expect("listed below the folder");
-        let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy()).collect();
-        files.push(SourceFile { path: parts.join("/"), text });
-    }
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(files)
+        Ok(SourceFile { path: relative.clone(), text })
+    };
+    paths.iter().map(read).collect()
 }
 
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
-        let path = entry.map_err(|e| Error::io(folder, e))?.path();
-        if path.is_dir() {
-            collect(&path, paths)?;
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            paths.push(path);
-        }
-    }
-    Ok(())
+/// The kernel crate's files in a dependency file of rustc's: all that the compiler read to make the PTX, so not the
+/// emulator. No other file can change the PTX unless one of these changes too, to name it.
+pub(crate) fn listed(dependencies: &str) -> Vec<String> {
+    let prefix = format!("{FOLDER}/");
+    dependencies
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix(&prefix)?.strip_suffix(':')?.to_owned()))
+        .collect()
 }
 
 /// Hash of the files and of the recipe that compiles them. Lengths go in too, so that text cannot move between files.
@@ -99,21 +90,17 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_manifest_and_sources_but_not_the_tests() {
+    fn dependencies_are_the_crates_own_files() {
+        // As rustc writes it: what depends, and each file again with a colon.
+        let text = "/x/deps/ringseal_kernels.s: kernels-gpu/src/lib.rs kernels-gpu/src/aes.rs\n\nkernels-gpu/src/lib.rs:\n\
+                    kernels-gpu/src/aes.rs:\n/rust/library/core/src/lib.rs:\n";
+        assert_eq!(listed(text), ["src/lib.rs", "src/aes.rs"]);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let kernels = dir.path().join(FOLDER);
-        for (path, text) in [
-            ("Cargo.toml", "[package]"),
-            ("src/lib.rs", "mod device;"),
-            ("src/device/mod.rs", "//"),
-            ("src/notes.txt", "no"),
-            ("tests/t.rs", "no"),
-        ] {
-            let path = kernels.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let paths: Vec<_> = read(dir.path()).unwrap().into_iter().map(|f| f.path).collect();
-        assert_eq!(paths, ["Cargo.toml", "src/device/mod.rs", "src/lib.rs"]);
+        let error = read(dir.path(), &["src/gone.rs".to_owned()]).err().unwrap().to_string();
+        assert!(error.contains("src/gone.rs"), "{error}");
     }
 }
