@@ -80,6 +80,14 @@ fn every_algorithm_and_setting_is_right() {
 }
 
 #[test]
+fn the_emulated_gpu_kernels_seal_too() {
+    let arguments =
+        ["all-reduce", "--backend", "emulated", "--ranks", "2", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0"];
+    let text = String::from_utf8(succeeds(run(ringseal(arguments), b""))).unwrap();
+    assert!(text.contains("by the emulated backend") && text.contains("every rank is right"), "{text}");
+}
+
+#[test]
 fn the_check_can_be_left_out() {
     let rows = table(&["-b", "1K", "-e", "1K", "-n", "1", "-c", "0"]);
     assert_eq!(rows[0][7], "N/A");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
-use ringseal::{Dtype, Error, ReduceOp};
+use ringseal::{Dtype, ReduceOp};
 
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
@@ -76,8 +76,9 @@ impl Setup {
             named => named.open()?,
         };
         if crypto != Crypto::None && !backend.has_gcm() {
-            // Before a table begins.
-            return Err(Error::Unsupported { backend: backend.name(), what: "AES-GCM".into() }.into());
+            let what =
+                format!("--backend {}: it has no AES-GCM here; use cpu, or --crypto none", backend.name());
+            return Err(Failure::Input(what));
         }
         let defaults = Options::default();
         let record_bytes = record.map_or(defaults.record_bytes, |ByteSize(bytes)| bytes);
