@@ -3,9 +3,10 @@
 //! Data that is on the device already is [`DeviceKey`]'s to work on; the copies cost far more than the
 //! cipher.
 
-use super::{Backend, CounterWidth, PreparedKey};
+use super::staging::Staging;
+use super::{Backend, CounterWidth, PreparedKey, Record};
 use crate::aead::{AesKey, Iv, Tag};
-use crate::cuda::{Device, DeviceBuffer, DeviceKey, Kernels, Stream};
+use crate::cuda::{Device, DeviceBuffer, DeviceKey, GcmKey, Kernels, Stream, no_gcm};
 use crate::{Error, Result};
 
 /// The CUDA backend on one device.
@@ -35,20 +36,40 @@ impl Backend for Cuda {
     }
 
     fn has_gcm(&self) -> bool {
-        false
+        self.kernels.has_gcm()
     }
 
     fn prepare(&self, key: &AesKey) -> Result<Box<dyn PreparedKey>> {
-        Ok(Box::new(Prepared {
-            key: DeviceKey::new(&self.kernels, key),
-            stream: Stream::new(self.kernels.device())?,
-        }))
+        let stream = Stream::new(self.kernels.device())?;
+        let gcm = match self.has_gcm() {
+            true => Some(GcmKey::new(&self.kernels, key, &stream)?),
+            false => None,
+        };
+        Ok(Box::new(Prepared { key: DeviceKey::new(&self.kernels, key), gcm, stream }))
     }
 }
 
 struct Prepared {
     key: DeviceKey,
+    /// None where there are no kernels for it.
+    gcm: Option<GcmKey>,
     stream: Stream,
+}
+
+impl Prepared {
+    fn gcm(&self) -> Result<&GcmKey> {
+        self.gcm.as_ref().ok_or_else(no_gcm)
+    }
+
+    /// Brings a batch to the device, has `work` queue a launch on the descriptors at that address, and brings it back.
+    fn run(&self, staging: &mut Staging, work: impl FnOnce(u64, u32) -> Result<()>) -> Result<()> {
+        // It holds plaintext at one end of the call or the other, so it is wiped.
+        let mut buffer = DeviceBuffer::secret(self.stream.device(), staging.bytes().len())?;
+        staging.place_at(buffer.pointer());
+        buffer.write(0, staging.bytes(), &self.stream)?;
+        work(buffer.pointer(), staging.count())?;
+        buffer.read(0, staging.bytes(), &self.stream)
+    }
 }
 
 impl PreparedKey for Prepared {
@@ -65,11 +86,34 @@ impl PreparedKey for Prepared {
         buffer.read(0, data, &self.stream)
     }
 
-    fn seal_in_place(&self, _iv: Iv<'_>, _aad: &[u8], _data: &mut [u8]) -> Result<Tag> {
-        Err(Error::Unsupported { backend: "cuda", what: "AES-GCM".into() })
+    fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag> {
+        Ok(self.seal_records(&mut [Record { iv, aad, data }])?[0])
     }
 
-    fn open_in_place(&self, _iv: Iv<'_>, _aad: &[u8], _data: &mut [u8], _tag: &Tag) -> Result<()> {
-        Err(Error::Unsupported { backend: "cuda", what: "AES-GCM".into() })
+    fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()> {
+        let verdicts = self.open_records(&mut [Record { iv, aad, data }], &[*tag])?;
+        if verdicts[0] { Ok(()) } else { Err(Error::Authentication) }
+    }
+
+    fn seal_records(&self, records: &mut [Record<'_>]) -> Result<Vec<Tag>> {
+        let gcm = self.gcm()?;
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut staging = Staging::new("cuda", gcm.subkey(), records, &[])?;
+        // SAFETY: the descriptors name parts of the buffer at `at`, which lives until the synchronizing read.
+        self.run(&mut staging, |at, count| unsafe { gcm.seal_records(at, count, &self.stream) })?;
+        Ok(staging.sealed(records))
+    }
+
+    fn open_records(&self, records: &mut [Record<'_>], tags: &[Tag]) -> Result<Vec<bool>> {
+        let gcm = self.gcm()?;
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut staging = Staging::new("cuda", gcm.subkey(), records, tags)?;
+        // SAFETY: as for sealing.
+        self.run(&mut staging, |at, count| unsafe { gcm.open_records(at, count, &self.stream) })?;
+        Ok(staging.opened(records))
     }
 }

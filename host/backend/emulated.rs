@@ -11,8 +11,8 @@ use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_ke
 use zeroize::{Zeroize, Zeroizing};
 
 use super::gcm::HashSubkey;
-use super::staging::{Staging, words};
-use super::{Backend, CounterWidth, PreparedKey, Record};
+use super::staging::Staging;
+use super::{Backend, CounterWidth, PreparedKey, Record, le_words};
 use crate::aead::{AesKey, Iv, Tag};
 use crate::{Error, Result};
 
@@ -81,7 +81,7 @@ impl SecretGhashKey {
     fn new(subkey: &HashSubkey) -> Self {
         // SAFETY: its fields are arrays of words, which may be zero.
         let mut key = Self(unsafe { Box::<GhashKey>::new_zeroed().assume_init() });
-        let params = GhashKeyParams { h: words(*subkey.block()), key: &raw mut *key.0 as u64 };
+        let params = GhashKeyParams { h: le_words(*subkey.block()), key: &raw mut *key.0 as u64 };
         launch(&[Launch::new(GHASH_KEY_GRID, ghash_key::THREADS, ghash_key::SHARED, || {
             // SAFETY: the address is that of a `GhashKey`, which nothing else uses meanwhile.
             unsafe { ghash_key(params) }
@@ -108,8 +108,9 @@ impl EmulatedKey {
         let ghash_key = self.ghash_key.get_or_init(|| SecretGhashKey::new(&self.subkey)).address();
         let base = staging.bytes().as_mut_ptr() as u64;
         staging.place_at(base);
-        let params = staging.params(*self.round_keys, ghash_key, base);
-        let blocks = params.count.min(MAX_BLOCKS as u32);
+        let count = staging.count();
+        let params = RecordsParams { keys: *self.round_keys, ghash_key, records: base, count };
+        let blocks = count.min(MAX_BLOCKS as u32);
         launch(&[Launch::new(blocks, THREADS, RECORDS_SHARED, || {
             // SAFETY: the descriptors name parts of `staging`, borrowed for the whole launch; the key is filled.
             unsafe { kernel(params) }
@@ -125,7 +126,7 @@ impl PreparedKey for EmulatedKey {
         let address = data.as_mut_ptr() as u64;
         let params = CtrParams {
             keys: *self.round_keys,
-            counter: words(counter_block),
+            counter: le_words(counter_block),
             input: address,
             output: address,
             bytes: data.len() as u64,

@@ -40,6 +40,11 @@ fn cuda_backend() -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(cuda::Cuda::open(0)?))
 }
 
+/// A block as the kernels take it: little-endian words.
+pub(crate) fn le_words(block: [u8; 16]) -> [u32; 4] {
+    bytemuck::cast::<_, [u32; 4]>(block).map(u32::from_le)
+}
+
 /// How many low-order bits of the counter block count; the rest stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterWidth {

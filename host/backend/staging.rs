@@ -3,12 +3,11 @@
 
 use std::ops::Range;
 
-use ringseal_kernels::aes::RoundKeys;
-use ringseal_kernels::gcm::{self, AAD_MAX, RecordsParams, VERIFIED};
+use ringseal_kernels::gcm::{self, AAD_MAX, VERIFIED};
 use zeroize::{DefaultIsZeroes, Zeroize, Zeroizing};
 
-use super::Record;
 use super::gcm::HashSubkey;
+use super::{Record, le_words};
 use crate::aead::Tag;
 use crate::{Error, Result};
 
@@ -91,7 +90,7 @@ impl Staging {
                 verdict: at(place.verdict),
                 length: place.text.len() as u32,
                 aad_length: place.aad.len() as u32,
-                j0: words(*counter),
+                j0: le_words(*counter),
             };
             let blocks = DESCRIPTOR_BYTES / size_of::<Block>();
             let target = self.memory[index * blocks..][..blocks].as_mut_ptr().cast::<gcm::Record>();
@@ -100,9 +99,9 @@ impl Staging {
         }
     }
 
-    /// The parameters of a launch that finds this memory at `base`.
-    pub(super) fn params(&self, keys: RoundKeys, ghash_key: u64, base: u64) -> RecordsParams {
-        RecordsParams { keys, ghash_key, records: base, count: self.places.len() as u32 }
+    /// Number of messages.
+    pub(super) fn count(&self) -> u32 {
+        self.places.len() as u32
     }
 
     /// All of it, to be worked on by a launch or copied.
@@ -145,9 +144,4 @@ fn check_supported(backend: &'static str, record: &Record<'_>) -> Result<()> {
         return Ok(());
     };
     Err(Error::Unsupported { backend, what })
-}
-
-/// A block as the kernels take it: little-endian words.
-pub(super) fn words(block: [u8; 16]) -> [u32; 4] {
-    bytemuck::cast::<_, [u32; 4]>(block).map(u32::from_le)
 }

@@ -8,11 +8,12 @@ use ringseal_kernels::ctr::{self, CtrParams};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::device::Device;
+use super::gcm::{GcmKernels, no_gcm};
 use super::module::{Kernel, Launch, Module};
 use super::stream::Stream;
-use crate::Result;
 use crate::aead::{self, AesKey};
-use crate::backend::CounterWidth;
+use crate::backend::{CounterWidth, le_words};
+use crate::{Error, Result};
 
 /// The cipher kernels on one device. Cheap to clone.
 #[derive(Clone)]
@@ -24,6 +25,8 @@ struct Inner {
     aes128: Ctr,
     aes192: Ctr,
     aes256: Ctr,
+    /// None where the module has none.
+    gcm: Option<GcmKernels>,
 }
 
 /// The CTR kernels for one key length.
@@ -44,7 +47,7 @@ impl Kernels {
     /// Takes the kernels from a module with the same kernels as the embedded one, such as another build of it.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) when one is missing, or needs more shared memory than the device has.
+    /// [`Error::Cuda`] when one is missing, or needs more shared memory than the device has.
     pub fn new(module: &Module) -> Result<Self> {
         let ctr = |xor, keystream| -> Result<Ctr> {
             Ok(Ctr {
@@ -52,7 +55,13 @@ impl Kernels {
                 keystream: module.kernel(keystream, ctr::SHARED_BYTES)?,
             })
         };
+        let gcm = match GcmKernels::new(module) {
+            Ok(gcm) => Some(gcm),
+            Err(Error::Unsupported { .. }) => None,
+            Err(error) => return Err(error),
+        };
         Ok(Self(Arc::new(Inner {
+            gcm,
             module: module.clone(),
             multiprocessors: module.device().multiprocessors()?,
             aes128: ctr("aes128_ctr_xor", "aes128_ctr_keystream")?,
@@ -64,6 +73,19 @@ impl Kernels {
     /// The device they are loaded on.
     pub fn device(&self) -> &Device {
         self.0.module.device()
+    }
+
+    /// Whether the module has the AES-GCM kernels, which exist for compute capability 9.0.
+    pub fn has_gcm(&self) -> bool {
+        self.0.gcm.is_some()
+    }
+
+    pub(super) fn gcm(&self) -> Result<&GcmKernels> {
+        self.0.gcm.as_ref().ok_or_else(no_gcm)
+    }
+
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
     }
 }
 
@@ -91,8 +113,8 @@ impl DeviceKey {
     /// the keystream starts at `counter_block`. In place when the addresses are equal. No bytes, no launch.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the ranges overlap in part,
-    /// [`Error::Length`](crate::Error::Length) when a counter would repeat: both before anything is launched.
+    /// [`Error::InvalidArgument`] when the ranges overlap in part,
+    /// [`Error::Length`] when a counter would repeat: both before anything is launched.
     ///
     /// # Safety
     /// Both ranges are valid on the stream's device, which is that of the kernels, until the stream has passed the work.
@@ -113,7 +135,7 @@ impl DeviceKey {
     /// Queues the keystream itself to `output`, as [`DeviceKey::ctr_xor`] would XOR it.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) when a counter would repeat, before anything is launched.
+    /// [`Error::Length`] when a counter would repeat, before anything is launched.
     ///
     /// # Safety
     /// The range is valid on the stream's device, which is that of the kernels, until the stream has passed the work.
@@ -157,7 +179,7 @@ impl DeviceKey {
         let launch = Launch { blocks, threads: ctr::aes128_ctr_xor::THREADS };
         let mut parameters = CtrParams {
             keys: *self.round_keys,
-            counter: words(counter_block),
+            counter: le_words(counter_block),
             input,
             output,
             bytes,
@@ -177,13 +199,4 @@ impl fmt::Debug for DeviceKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "DeviceKey(AES-{} on {:?})", self.bits, self.kernels.device())
     }
-}
-
-/// A block as the kernels' little-endian words.
-fn words(block: [u8; 16]) -> [u32; 4] {
-    let mut words = [0; 4];
-    for (word, bytes) in words.iter_mut().zip(block.chunks_exact(4)) {
-        *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    }
-    words
 }

@@ -9,7 +9,7 @@
 //!   then puts back what was current before, so any thread may use any handle, and a caller's own device choice stays.
 //! * [`Module`] holds compiled kernels, [`Kernel`] launches one: it takes exactly one parameter struct by value,
 //!   as `kernels-gpu` defines it.
-//! * [`Kernels`] and [`DeviceKey`] are the cipher on device memory.
+//! * [`Kernels`], with [`DeviceKey`] for AES-CTR and [`GcmKey`] for AES-GCM, are the cipher on device memory.
 //! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
 //!
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
@@ -17,6 +17,7 @@
 mod cipher;
 mod device;
 mod driver;
+mod gcm;
 mod memory;
 mod module;
 mod nccl;
@@ -26,6 +27,8 @@ mod stream;
 pub use cipher::{DeviceKey, Kernels};
 pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
+pub use gcm::GcmKey;
+pub(crate) use gcm::no_gcm;
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;

@@ -122,7 +122,8 @@ impl Module {
     /// Finds a kernel and allows its blocks `shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when there is no such kernel, or when the device has less shared memory a block.
+    /// [`Error::Unsupported`] when the module has no such kernel (some exist for one architecture only);
+    /// [`Error::Cuda`] when the device has less shared memory a block.
     pub fn kernel(&self, name: &str, shared_bytes: u32) -> Result<Kernel> {
         let symbol = CString::new(name)
             .map_err(|_| Error::InvalidArgument(format!("kernel name {name:?} holds a zero byte")))?;
@@ -130,6 +131,10 @@ impl Module {
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is alive; the name is zero-terminated; the pointer is valid for the write.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, self.0.handle, symbol.as_ptr()) };
+        if result == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            let what = format!("{name}: there is no such kernel for this architecture");
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
         check(&format!("finding kernel {name}"), result)?;
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);

@@ -6,7 +6,7 @@
 
 mod context;
 mod ctr;
-
+mod gcm;
 mod probe;
 mod support;
 
@@ -31,6 +31,14 @@ fn main() {
     for (name, test) in context::TESTS.iter().chain(ctr::TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
+    }
+    let has_gcm = device.as_ref().is_ok_and(gcm::available);
+    if device.is_ok() && !has_gcm && !arguments.list {
+        println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
+    }
+    for (name, test) in gcm::TESTS {
+        let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
+        trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }
     libtest_mimic::run(&arguments, trials).exit();
 }
