@@ -29,18 +29,41 @@ struct Meeting {
 
 struct Round {
     number: u64,
-    messages: Vec<Option<Vec<u8>>>,
+    seats: Vec<Seat>,
     /// What the round before gathered. The next one can't end before every rank has fetched it, since it needs them
     /// all again.
     gathered: Vec<Vec<u8>>,
 }
 
+#[derive(Clone)]
+enum Seat {
+    Absent,
+    Present(Vec<u8>),
+    /// Came and left when its time was over; its message doesn't count in a later attempt.
+    GaveUp,
+}
+
 impl InProcess {
     /// One for each rank.
     pub fn group(ranks: usize) -> Vec<Self> {
-        let round = Round { number: 0, messages: vec![None; ranks], gathered: Vec::new() };
+        let round = Round { number: 0, seats: vec![Seat::Absent; ranks], gathered: Vec::new() };
         let meeting = Arc::new(Meeting { round: Mutex::new(round), complete: Condvar::new() });
         (0..ranks).map(|rank| Self { rank, meeting: meeting.clone() }).collect()
+    }
+}
+
+impl Round {
+    fn all_present(&self) -> Option<Vec<Vec<u8>>> {
+        let message = |seat: &Seat| match seat {
+            Seat::Present(message) => Some(message.clone()),
+            Seat::Absent | Seat::GaveUp => None,
+        };
+        self.seats.iter().map(message).collect()
+    }
+
+    fn absent(&self) -> Vec<usize> {
+        let seats = self.seats.iter().enumerate();
+        seats.filter(|(_, seat)| matches!(seat, Seat::Absent)).map(|(rank, _)| rank).collect()
     }
 }
 
@@ -49,20 +72,18 @@ impl Bootstrap for InProcess {
         let deadline = Instant::now() + timeout;
         let mut round = self.meeting.round.lock().unwrap_or_else(PoisonError::into_inner);
         let number = round.number;
-        round.messages[self.rank] = Some(message.to_vec());
-        if round.messages.iter().all(Option::is_some) {
-            round.gathered = round.messages.iter_mut().filter_map(Option::take).collect();
+        round.seats[self.rank] = Seat::Present(message.to_vec());
+        if let Some(gathered) = round.all_present() {
+            round.gathered = gathered;
+            round.seats.fill(Seat::Absent);
             round.number += 1;
             self.meeting.complete.notify_all();
         }
         while round.number == number {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                // Withdrawn, so that it doesn't count in a later attempt.
-                round.messages[self.rank] = None;
-                let missing: Vec<_> = (0..round.messages.len())
-                    .filter(|&rank| rank != self.rank && round.messages[rank].is_none())
-                    .collect();
+                round.seats[self.rank] = Seat::GaveUp;
+                let missing = round.absent();
                 return Err(Error::Handshake(format!(
                     "ranks {missing:?} did not come within {} ms",
                     timeout.as_millis()

@@ -374,7 +374,10 @@ impl Communicator {
         let mut vectors = Vectors::new(buffers, request, dtype, ranks, rank)?;
         let plan = self.plan(request.collective());
         let count = vectors.bytes() / dtype.size();
-        let partition = Partition::new(count, plan.chunks);
+        let partition = match request {
+            Request::AllReduce(_) => Partition::aligned(count, plan.chunks, dtype),
+            _ => Partition::new(count, plan.chunks),
+        };
         let calls = plan.calls(partition.longest() * dtype.size(), self.options.record_bytes);
         let sequence = self.session.begin(calls)?;
         let (collective, root) = request.collective().code();

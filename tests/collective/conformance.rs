@@ -42,7 +42,7 @@ impl Case {
             }
             Request::Broadcast { root } => inputs[root].clone(),
         };
-        Self { request, dtype, inputs, wanted, in_place: seed % 2 == 0 }
+        Self { request, dtype, inputs, wanted, in_place: seed.is_multiple_of(2) }
     }
 
     /// Runs on one rank and checks everything that the rank then holds.

@@ -137,6 +137,26 @@ fn a_rank_that_never_comes_is_a_deadline_for_the_others() {
     }
 }
 
+/// Rekeying needs every rank; without one it fails in time, and later works.
+#[test]
+fn rekeying_without_a_rank_fails_and_can_be_tried_again() {
+    let mut group = group(3, &Options { timeout: SHORT, ..options() });
+    let results = on_all(&mut group, |rank| (rank.rank() != 1).then(|| rank.rekey()));
+    for (rank, result) in results.into_iter().enumerate() {
+        let Some(result) = result else { continue };
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Handshake(_)) && error.to_string().contains("[1]"), "{error}");
+        assert!(group[rank].is_poisoned());
+    }
+    on_all(&mut group, |rank| {
+        rank.set_timeout(PATIENT);
+        rank.rekey().unwrap();
+        let mut vector = [1_u8; 5];
+        rank.all_reduce_in_place(&mut vector, ReduceOp::Sum).unwrap();
+        assert_eq!(vector, [3; 5]);
+    });
+}
+
 /// A rank that comes late finds the others gone, and is told whom they missed.
 #[test]
 fn a_late_rank_is_told() {

@@ -79,7 +79,7 @@ pub(crate) fn data(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
 }
 
 fn element(dtype: Dtype, random: u64) -> Vec<u8> {
-    let special = (random % 64 == 0).then_some((random >> 8) as usize % 8);
+    let special = random.is_multiple_of(64).then_some((random >> 8) as usize % 8);
     let uniform = (random >> 11) as f64 / (1u64 << 50) as f64 - 4.0;
     macro_rules! float {
         ($float:ty, $value:expr) => {{

@@ -6,6 +6,7 @@ mod conformance;
 mod epochs;
 mod failure;
 mod group;
+mod kernels;
 mod model;
 mod properties;
 mod tamper;

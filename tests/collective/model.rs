@@ -11,8 +11,8 @@ fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(dtype.size()).map(element).collect()
 }
 
-/// Where chunk `chunk` of `chunks` begins, counting one element after the other.
-pub(crate) fn chunk_of(element: usize, count: usize, chunks: usize) -> usize {
+/// The chunk that an element belongs to, counting one element after the other.
+fn chunk_of(element: usize, count: usize, chunks: usize) -> usize {
     let mut end = 0;
     for chunk in 0..chunks {
         end += count / chunks + usize::from(chunk < count % chunks);
@@ -39,9 +39,11 @@ pub(crate) fn reduced(
     let inputs: Vec<_> = inputs.iter().map(|input| elements(dtype, input)).collect();
     let count = inputs[0].len();
     let mut out = Vec::new();
-    for element in 0..count {
+    // An all-reduce is cut between units of 16 bytes only.
+    let unit = if rotated { 1 } else { 16 / dtype.size() };
+    (0..count).for_each(|element| {
         let x = |rank: usize| inputs[rank % n][element];
-        let chunk = chunk_of(element, count, n);
+        let chunk = chunk_of(element / unit, count.div_ceil(unit), n);
         let mut result = match algorithm {
             Algorithm::Ring | Algorithm::RelayRing => {
                 let first = chunk + usize::from(rotated);
@@ -54,7 +56,7 @@ pub(crate) fn reduced(
             result = divided(dtype, result, n);
         }
         out.extend(&result.to_le_bytes()[..dtype.size()]);
-    }
+    });
     out
 }
 

@@ -33,6 +33,8 @@ enum Attack {
     /// Bit of ciphertext, or of the tag behind it.
     Flip(usize),
     Drop,
+    /// So much later.
+    Delay(Duration),
     /// Claim that it belongs to another session.
     Relabel,
     Twice,
@@ -98,6 +100,7 @@ impl Tap for Attacker {
                 None => packet.tag[(bit - 8 * packet.bytes.len()) / 8] ^= 1 << (bit % 8),
             },
             Attack::Drop => return,
+            Attack::Delay(time) => std::thread::sleep(time),
             Attack::Relabel => packet.session ^= 1,
             Attack::Twice => deliver(link, packet.clone()),
             Attack::Swap => {
@@ -402,6 +405,28 @@ fn missing_and_swapped_records_in_every_place() {
                 scene.recover();
             }
         }
+    }
+}
+
+/// Late is as good as in time until the time is over.
+#[test]
+fn delayed_records() {
+    for algorithm in Algorithm::ALL {
+        let mut scene = Scene::new(SUM, algorithm);
+        let place = scene.places()[0];
+        scene.attacker.prepare(Some((place, Attack::Delay(SHORT))));
+        for (rank, (result, output)) in scene.run().into_iter().enumerate() {
+            result.unwrap();
+            assert_eq!(output, scene.wanted(rank));
+        }
+        scene.timeout(SHORT);
+        scene.attacker.prepare(Some((place, Attack::Delay(4 * SHORT))));
+        for (result, output) in scene.run() {
+            assert!(matches!(result, Err(Error::Deadline { .. })), "{result:?}");
+            assert_eq!(output, [0; 4 * COUNT]);
+        }
+        scene.timeout(PATIENT);
+        scene.recover();
     }
 }
 
