@@ -83,3 +83,8 @@ pub mod vectors;
 
 pub use dtype::{Dtype, ReduceOp};
 pub use error::{Error, Result};
+
+/// Runs the README's examples as documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
