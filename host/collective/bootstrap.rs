@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::transport::deadline;
 use crate::{Error, Result};
 
 /// Gathers a message of every rank at every rank.
@@ -69,7 +70,7 @@ impl Round {
 
 impl Bootstrap for InProcess {
     fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         let mut round = self.meeting.round.lock().unwrap_or_else(PoisonError::into_inner);
         let number = round.number;
         round.seats[self.rank] = Seat::Present(message.to_vec());

@@ -1,14 +1,14 @@
 //! Carries out one rank's program: opens, reduces, seals and sends, record by record.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Partition;
 use super::reduce::{combine, divide, is_narrow, narrow, widen};
 use super::schedule::{Operand, Origin, Outgoing, Step};
 use super::vectors::Vectors;
 use crate::channel::{Call, Place, Session};
-use crate::transport::{Abort, Cause, Delivery, Received, Sealed, Transport};
+use crate::transport::{Abort, Cause, Delivery, Received, Sealed, Transport, deadline};
 use crate::{Dtype, Error, ReduceOp};
 
 /// Buffers kept for the next record. Enough for a pipeline; more would only hold memory where data flow one way.
@@ -215,7 +215,7 @@ impl Execution<'_, '_> {
     }
 
     fn receive(&mut self, number: usize, from: usize) -> Result<Received, Failure> {
-        match self.transport.receive(from, self.session.id(), Instant::now() + self.timeout)? {
+        match self.transport.receive(from, self.session.id(), deadline(self.timeout))? {
             Delivery::Record(received) => Ok(received),
             Delivery::Aborted(abort) => Err(Failure::Told(abort)),
             Delivery::TimedOut => Err(Failure::Deadline { peer: from, step: number, waited: self.timeout }),

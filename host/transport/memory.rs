@@ -135,17 +135,17 @@ impl Transport for Memory {
         let inbox = &self.network.inboxes[self.rank];
         let mut state = inbox.lock();
         loop {
-            if let Some((aborted, abort)) = state.aborted
-                && aborted == session
-            {
-                state.awaited = None;
-                return Ok(Delivery::Aborted(abort));
-            }
             while let Some(packet) = state.queues[from].pop_front() {
                 if packet.session == session {
                     state.awaited = None;
                     return Ok(Delivery::Record(Received { bytes: packet.bytes, tag: packet.tag }));
                 }
+            }
+            if let Some((aborted, abort)) = state.aborted
+                && aborted == session
+            {
+                state.awaited = None;
+                return Ok(Delivery::Aborted(abort));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -3,13 +3,26 @@
 //! What goes in is [`Sealed`], which only [`channel`](crate::channel) can make, by sealing or by verifying a record
 //! that is passed on. What comes out is [`Received`], which can't be sent on as it is: a rank that forwards a record
 //! has verified it.
+//!
+//! ```compile_fail,E0451
+//! // Bytes that nobody sealed can't be sent.
+//! let plaintext = ringseal::transport::Sealed { bytes: b"gradients".to_vec(), tag: [0; 16] };
+//! ```
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::Result;
 use crate::aead::Tag;
 
 pub mod memory;
+
+/// The longest wait: a year. Longer ones are cut, because an instant can't be moved by just any duration.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The instant `timeout` from now.
+pub fn deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(LONGEST_WAIT)
+}
 
 /// A record ready to leave this rank.
 #[derive(Clone, Debug)]
@@ -113,7 +126,8 @@ pub trait Transport: Send {
     /// Whatever the link reports.
     fn send(&mut self, to: usize, session: u64, record: Sealed) -> Result<()>;
 
-    /// Waits until `deadline` for the next record of `session` from another rank. An abort of the session comes first.
+    /// Waits until `deadline` for the next record of `session` from another rank. What has arrived comes before an abort:
+    /// it may belong to a collective that was complete when the sender went on to one that failed.
     ///
     /// # Errors
     /// Whatever the link reports.

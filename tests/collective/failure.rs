@@ -194,6 +194,15 @@ fn wrong_arguments_are_refused_and_poison_nothing() {
 }
 
 #[test]
+fn the_longest_timeout_is_no_trouble() {
+    let mut group = group(2, &Options { timeout: Duration::MAX, ..options() });
+    on_all(&mut group, |rank| {
+        rank.rekey().unwrap();
+        rank.all_reduce_in_place(&mut [1_u8; 9], ReduceOp::Sum).unwrap();
+    });
+}
+
+#[test]
 fn options_out_of_their_domain_are_refused() {
     for record_bytes in [0, 8, 17, 100, (16 << 20) + 16] {
         let error =

@@ -100,7 +100,11 @@ impl Tap for Attacker {
                 None => packet.tag[(bit - 8 * packet.bytes.len()) / 8] ^= 1 << (bit % 8),
             },
             Attack::Drop => return,
-            Attack::Delay(time) => std::thread::sleep(time),
+            Attack::Delay(time) => {
+                // Holds up this link's sender alone.
+                drop(state);
+                std::thread::sleep(time);
+            }
             Attack::Relabel => packet.session ^= 1,
             Attack::Twice => deliver(link, packet.clone()),
             Attack::Swap => {
