@@ -292,7 +292,7 @@ fn round_key(keys: &RoundKeys, round: usize) -> Quad {
 /// ShiftRows sends the four bytes of the counter word to different words of round 1's output, and round 2 is a sum over those
 /// words. So the state after round 2 is `low ^ byte1 ^ byte2 ^ byte3 ^ k`, where each term depends on one byte of the
 /// counter (numbered from the least significant), and k is the round key. What changes seldom is computed seldom.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Prefix {
     /// Round 1's output but for what the counter adds.
     words: Quad,

@@ -18,8 +18,11 @@ pub mod gf128;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod ghash;
 pub mod params;
+pub mod record;
 pub mod reduce;
 pub mod ring;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod sealed;
 pub mod step;
 
 #[cfg(target_arch = "nvptx64")]

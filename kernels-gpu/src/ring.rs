@@ -15,7 +15,7 @@
 
 use core::mem::offset_of;
 
-use crate::device::{self, Quad, global, shared, thread};
+use crate::device::{self, Quad, global, shared, thread, warp};
 use crate::params::SHARED_BASE;
 use crate::reduce::{Reduction, combine, combine_common, finish, finish_common};
 use crate::step::{FINISH, RECEIVE, REDUCE, SEND, STORE, Step};
@@ -108,9 +108,11 @@ pub struct RingParams {
 }
 
 /// How records are protected on their way, and what else a block does with them.
-pub trait Wire: Copy {
+pub trait Wire {
     /// Whether signals carry tags that must verify.
     const SEALED: bool;
+    /// Address of a word of shared memory that the ring uses between barriers.
+    const VERDICT: u32;
 
     /// Does with one record what `step.actions` says, except for signals. All stores of the block are done when it
     /// returns, which takes at least one barrier. In the thread [`RELEASER`], returns the tag of the received bytes and
@@ -118,7 +120,7 @@ pub trait Wire: Copy {
     ///
     /// # Safety
     /// All of the block's threads call it with the same arguments, whose addresses are valid.
-    unsafe fn transfer(self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad);
+    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad);
 }
 
 /// Plain records: the transport and schedule without the cryptography, to compare with. `COMMON` kernels know only the
@@ -146,6 +148,8 @@ pub struct Record {
     pub index: u32,
     /// Its length in bytes, at least 1.
     pub bytes: u32,
+    /// Whether it is its chunk's last.
+    pub last: bool,
     /// The input vector's part.
     pub input: u64,
     /// The output vector's part.
@@ -161,28 +165,26 @@ pub struct Record {
 pub const RELEASER: u32 = 0;
 /// The thread that awaits the predecessor's signals.
 const POLLER: u32 = THREADS - 32;
-/// Where [`POLLER`] leaves its verdict for the block.
-const VERDICT: u32 = SHARED_BASE;
 
 /// A rank's part in one all-reduce.
 ///
 /// # Safety
 /// As [`Wire::transfer`]; `params` describes live memory.
 #[inline(always)]
-pub unsafe fn all_reduce<W: Wire>(params: RingParams, wire: W) {
+pub unsafe fn all_reduce<W: Wire>(params: RingParams, mut wire: W) {
     // SAFETY: the state is the rank's, and no block writes these fields before all have left.
     let (sequence, turn) =
         unsafe { (global::load_u64(params.state + SEQUENCE), global::load_u64(params.state + TURN)) };
     let block = Block { params, sequence, half: turn & 1, deadline: device::nanotime() + params.timeout_ns };
     // SAFETY: by the caller's promise.
     unsafe {
-        diagonals(&block, wire);
-        leave(&block);
+        diagonals(&block, &mut wire);
+        leave::<W>(&block);
     }
 }
 
 #[inline(always)]
-unsafe fn diagonals<W: Wire>(block: &Block, wire: W) {
+unsafe fn diagonals<W: Wire>(block: &Block, wire: &mut W) {
     let params = &block.params;
     let (first, grid) = (thread::block_index(), thread::grid_size());
     if first >= params.records {
@@ -207,7 +209,7 @@ unsafe fn diagonals<W: Wire>(block: &Block, wire: W) {
 
 /// One record in one step. False when the collective has failed.
 #[inline(always)]
-unsafe fn advance<W: Wire>(block: &Block, wire: W, step: &Step, index: u32) -> bool {
+unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
     let params = &block.params;
     let start = index as u64 * params.record_bytes as u64;
     if start >= step.bytes {
@@ -221,6 +223,7 @@ unsafe fn advance<W: Wire>(block: &Block, wire: W, step: &Step, index: u32) -> b
     let record = Record {
         index,
         bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
+        last: step.bytes - start <= params.record_bytes as u64,
         input: params.input + step.offset + start,
         output: params.output + step.offset + start,
         inbox: params.inbox + slot(step.receives),
@@ -230,7 +233,7 @@ unsafe fn advance<W: Wire>(block: &Block, wire: W, step: &Step, index: u32) -> b
         (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
-        if step.actions & RECEIVE != 0 && !arrived(block, step.receives, index, received) {
+        if step.actions & RECEIVE != 0 && !arrived::<W>(block, step.receives, index, received) {
             return false;
         }
         let (tag_in, tag_out) = wire.transfer(block, step, &record);
@@ -256,7 +259,7 @@ fn differ(a: Quad, b: Quad) -> bool {
 
 /// Waits for a signal; false when a rank has failed or the deadline has passed. A barrier for the block.
 #[inline(always)]
-unsafe fn arrived(block: &Block, message: u32, record: u32, signal: u64) -> bool {
+unsafe fn arrived<W: Wire>(block: &Block, message: u32, record: u32, signal: u64) -> bool {
     // SAFETY: by the caller's promise; the verdict's last readers have passed the barrier in `Wire::transfer`.
     unsafe {
         if thread::index() == POLLER {
@@ -275,10 +278,11 @@ unsafe fn arrived(block: &Block, message: u32, record: u32, signal: u64) -> bool
             }
             // Orders the block's loads of the record after the signal.
             global::load_acquire_sys(signal + 16);
-            shared::store_u32::<0>(VERDICT, verdict as u32);
+            shared::store_u32::<0>(W::VERDICT, verdict as u32);
         }
         device::sync_threads();
-        shared::load_u32::<0>(VERDICT) != 0
+        // From one lane, so that the compiler sees that what follows is uniform.
+        warp::shuffle(shared::load_u32::<0>(W::VERDICT), 0) != 0
     }
 }
 
@@ -304,7 +308,7 @@ unsafe fn fail(block: &Block, failure: u64) {
 /// The last block to leave counts the collective and, when it failed, wipes its output: parts of it were stored before
 /// their tags had been compared.
 #[inline(always)]
-unsafe fn leave(block: &Block) {
+unsafe fn leave<W: Wire>(block: &Block) {
     let params = &block.params;
     // SAFETY: the state is the rank's; the counter makes the last block the only one that writes.
     unsafe {
@@ -313,10 +317,10 @@ unsafe fn leave(block: &Block) {
             device::fence::system();
             let others = global::add_u32(params.state + EXITED, 1);
             let last = others + 1 == thread::grid_size();
-            shared::store_u32::<0>(VERDICT, last as u32);
+            shared::store_u32::<0>(W::VERDICT, last as u32);
         }
         device::sync_threads();
-        if shared::load_u32::<0>(VERDICT) == 0 {
+        if shared::load_u32::<0>(W::VERDICT) == 0 {
             return;
         }
         if aborted(block) {
@@ -336,9 +340,10 @@ unsafe fn leave(block: &Block) {
 
 impl<const COMMON: bool> Wire for Plain<COMMON> {
     const SEALED: bool = false;
+    const VERDICT: u32 = SHARED_BASE;
 
     #[inline(always)]
-    unsafe fn transfer(self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
+    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
         let quads = record.bytes.div_ceil(16);
         let mut quad = thread::index();
         // SAFETY: by the caller's promise; a quad is read before the same thread overwrites it in place.
@@ -423,14 +428,16 @@ unsafe fn move_four(block: &Block, step: &Step, record: &Record, offset: u64) {
     }
 }
 
+/// This rank's elements reduced into a partial result.
 #[inline(always)]
-fn reduced<const COMMON: bool>(block: &Block, partial: Quad, local: Quad) -> Quad {
+pub fn reduced<const COMMON: bool>(block: &Block, partial: Quad, local: Quad) -> Quad {
     let reduction = block.params.reduction;
     if COMMON { combine_common(reduction, partial, local) } else { combine(reduction, partial, local) }
 }
 
+/// A result once all ranks' elements are in it.
 #[inline(always)]
-fn finished<const COMMON: bool>(block: &Block, sum: Quad) -> Quad {
+pub fn finished<const COMMON: bool>(block: &Block, sum: Quad) -> Quad {
     let (reduction, ranks) = (block.params.reduction, block.params.ranks);
     if COMMON { finish_common(reduction, ranks, sum) } else { finish(reduction, ranks, sum) }
 }

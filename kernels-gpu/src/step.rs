@@ -3,7 +3,7 @@
 //! The host lowers a schedule to a table of [`Step`]s in device memory. Message k is what a rank sends in step k of
 //! the schedule and its successor receives; so a table has one step more than there are messages.
 
-use crate::device::global;
+use crate::device::{Quad, global, warp};
 
 /// The record comes from the predecessor's message; otherwise from the input vector.
 pub const RECEIVE: u32 = 1;
@@ -51,6 +51,7 @@ impl Step {
         // SAFETY: by the caller's promise; a step is three quads.
         let (a, b, c) =
             unsafe { (global::load_16(entry), global::load_16(entry + 16), global::load_16(entry + 32)) };
+        let (a, b, c) = (uniform(a), uniform(b), uniform(c));
         Self {
             offset: a[0] as u64 | (a[1] as u64) << 32,
             bytes: a[2] as u64 | (a[3] as u64) << 32,
@@ -62,6 +63,13 @@ impl Step {
             reserved: [c[1], c[2], c[3]],
         }
     }
+}
+
+/// The quad from one lane, so that the compiler sees that what depends on it is uniform.
+#[inline(always)]
+fn uniform(quad: Quad) -> Quad {
+    let [a, b, c, d] = quad;
+    [warp::shuffle(a, 0), warp::shuffle(b, 0), warp::shuffle(c, 0), warp::shuffle(d, 0)]
 }
 
 /// Offset and length of chunk `index` of a vector of `bytes` bytes: shares of whole quads that differ by at most one, the

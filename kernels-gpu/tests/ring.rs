@@ -1,10 +1,16 @@
 //! The ring all-reduce in the emulator: all ranks' grids at once.
 
+use aes::cipher::BlockCipherEncrypt;
+use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
+use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
+use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
     PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
+use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128};
 use ringseal_kernels::step::{Step, chunk, ring_all_reduce};
 
 const F32: u32 = 0;
@@ -142,6 +148,122 @@ impl Group {
             "beyond the vector"
         );
         output[shift..shift + bytes].to_vec()
+    }
+}
+
+/// A key for each rank.
+struct Keys(Vec<([u8; 16], Box<GhashKey>)>);
+
+impl Keys {
+    fn new(ranks: u32) -> Self {
+        let key = |rank: u32| {
+            let key: [u8; 16] = std::array::from_fn(|i| (rank * 16 + i as u32) as u8);
+            let mut h = Array::from([0; 16]);
+            aes::Aes128::new(&key.into()).encrypt_block(&mut h);
+            let h = std::array::from_fn(|i| u32::from_le_bytes(h[4 * i..][..4].try_into().unwrap()));
+            // SAFETY: a key is plain words, and all of it is written before it is read.
+            let mut ghash = unsafe { Box::<GhashKey>::new_zeroed().assume_init() };
+            let params = GhashKeyParams { h, key: &raw mut *ghash as u64 };
+            // SAFETY: the key's address.
+            launch(&[Launch::new(GHASH_KEY_GRID, 256, 0, || unsafe { ghash_key(params) })]);
+            (key, ghash)
+        };
+        Keys((0..ranks).map(key).collect())
+    }
+
+    fn sealed(&self, rank: u32) -> SealedKey {
+        let (key, ghash) = &self.0[rank as usize];
+        SealedKey { round_keys: expand_key(key), ghash_key: std::ptr::from_ref(&**ghash) as u64 }
+    }
+}
+
+fn call(setup: &Setup) -> Call {
+    Call {
+        codes: [0x0403_0201, 0x0807_0605, 9, 10],
+        count: setup.bytes as u64,
+        ranks: setup.ranks,
+        reserved: 0,
+    }
+}
+
+impl Group {
+    fn sealed(&self, keys: &Keys) {
+        let ranks = self.setup.ranks;
+        let grids: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let params = SealedRingParams {
+                    ring: self.params(rank),
+                    own: keys.sealed(rank),
+                    predecessor: keys.sealed((rank + ranks - 1) % ranks),
+                    call: call(&self.setup),
+                };
+                // SAFETY: the group's memory is as the parameters say.
+                Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe {
+                    ring_sealed_128(params)
+                })
+            })
+            .collect();
+        launch(&grids);
+    }
+
+    /// Opens record `index` of message `message` to `rank` in a collective, with another AES-GCM.
+    fn open(&mut self, keys: &Keys, sequence: u64, rank: u32, message: u32, index: u32) -> Vec<u8> {
+        let params = self.params(rank);
+        let step = self.steps[rank as usize][message as usize + 1].0;
+        let start = index as u64 * params.record_bytes as u64;
+        let bytes = (step.bytes - start).min(params.record_bytes as u64);
+        let half = (sequence - 1) % 2;
+        let slot = (half * params.inbox_half + message as u64 * params.message_stride + start) as usize;
+        let signal = half * params.signals_half + (message * params.records + index) as u64;
+        let mut text = self.inboxes[rank as usize].bytes()[slot..slot + bytes as usize].to_vec();
+        let signals = self.signals[rank as usize].bytes();
+        let tag: [u8; 16] = signals[(signal * SIGNAL_BYTES) as usize..][..16].try_into().unwrap();
+        let header = Header {
+            call: call(&self.setup),
+            sequence: sequence - 1,
+            sender: step.sealed_by,
+            step: step.sealed_in,
+            record: index,
+            last: start + bytes == step.bytes,
+        };
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+        let nonce: [u8; 12] = bytes(&header.nonce()).try_into().unwrap();
+        let aad: Vec<u8> = (0..AAD_BLOCKS).flat_map(|i| bytes(&header.associated_data(i))).collect();
+        let cipher = aes_gcm::Aes128Gcm::new(&keys.0[step.sealed_by as usize].0.into());
+        cipher
+            .decrypt_inout_detached(&nonce.into(), &aad, text.as_mut_slice().into(), &tag.into())
+            .expect("authentic");
+        text
+    }
+}
+
+#[test]
+fn sealed_sums_are_right_and_only_aes_gcm_crosses() {
+    for (ranks, grid, count, record_bytes) in
+        [(2, 1, 7, 4096), (2, 2, 9000, 4096), (3, 1, 1023, 16384), (2, 1, 17001, 32768), (3, 2, 30000, 20480)]
+    {
+        let setup = setup(ranks, grid, 4 * count, record_bytes, reduction(F32, SUM));
+        let vectors = vectors(ranks, 4 * count);
+        let expected = expected(&setup, &vectors, add_f32, |sum| sum);
+        let keys = Keys::new(ranks);
+        let mut group = Group::new(setup, &vectors);
+        for sequence in 1..4 {
+            group.sealed(&keys);
+            for rank in 0..ranks {
+                assert_eq!(group.states[rank as usize].failure, 0, "{ranks} ranks, {count}: rank {rank}");
+                assert!(group.output(rank) == expected, "{ranks} ranks, {count}: rank {rank}");
+                for step in group.steps[rank as usize].clone().iter().skip(1) {
+                    for index in 0..step.0.bytes.div_ceil(record_bytes as u64) {
+                        let plain = group.open(&keys, sequence, rank, step.0.receives, index as u32);
+                        let start = step.0.offset as usize + index as usize * record_bytes as usize;
+                        // Finished chunks travel in the last messages.
+                        if step.0.receives >= ranks - 1 {
+                            assert!(plain == expected[start..start + plain.len()]);
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -1,0 +1,441 @@
+//! The sealed ring: each step opens, reduces and seals a record in one pass over its bytes.
+//!
+//! A block keeps two keys at hand: its rank's own, which seals, and that of the predecessor, which opens. A record's
+//! blocks are numbered so that the last ends a tile of GHASH (see [`ghash`](crate::ghash)); what that leaves in front
+//! counts as zero blocks, with the additional data right before the text. Received bytes are loaded once: what is
+//! decrypted is what is authenticated.
+//!
+//! Shared-memory wavefronts for 32 blocks of each operation: 16 (rounds - 2) of look-ups, 5 for the counter's second
+//! byte, 8.8 load and store, 12 for the matrices; a record costs 32 look-ups a thread and a tag on top.
+
+use crate::aes::{Prefix, RoundKeys, Tables, xor};
+use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::gf128::Element;
+use crate::ghash::{self, Chains, LANES_OFFSET, MATRICES_BYTES, Matrices, TILE, block_of, warp_sum};
+use crate::params::{SHARED_BASE, TABLES_END};
+use crate::record::{AAD_BLOCKS, AAD_BYTES, Call, Header};
+use crate::ring::{
+    Block, Record, RingParams, THREADS, Wire, all_reduce, finished, load_quad, reduced, store_quad,
+};
+use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
+
+const _: () = assert!(THREADS == ghash::THREADS);
+
+/// The longest record: the third byte of its counters stays 0.
+pub const LONGEST_RECORD: u32 = 512 << 10;
+
+/// A key as the kernels take it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SealedKey {
+    /// The expanded key: [`expand_key`](crate::aes::expand_key).
+    pub round_keys: RoundKeys,
+    /// Address of the [`GhashKey`](crate::ghash::GhashKey).
+    pub ghash_key: u64,
+}
+
+/// Parameters of a rank's part in one sealed collective.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SealedRingParams {
+    /// As for the plain ring.
+    pub ring: RingParams,
+    /// This rank's key.
+    pub own: SealedKey,
+    /// The predecessor's.
+    pub predecessor: SealedKey,
+    /// What the records' additional data say of the collective.
+    pub call: Call,
+}
+
+// Shared memory after the tables of AES.
+const OWN_MATRICES: u32 = TABLES_END;
+const PREDECESSOR_MATRICES: u32 = OWN_MATRICES + MATRICES_BYTES;
+const LANES_BYTES: u32 = 16 * THREADS;
+const OWN_LANES: u32 = PREDECESSOR_MATRICES + MATRICES_BYTES;
+const PREDECESSOR_LANES: u32 = OWN_LANES + LANES_BYTES;
+/// One sum of each warp for each of the two tags of a record, and both masks; twice, for records in turn.
+const SUMS: u32 = PREDECESSOR_LANES + LANES_BYTES;
+const SUM_BYTES: u32 = 16 * THREADS / 32;
+const MASKS: u32 = 2 * SUM_BYTES;
+const SUMS_BYTES: u32 = MASKS + 2 * 16;
+const VERDICT: u32 = SUMS + 2 * SUMS_BYTES;
+/// Dynamic shared memory of the sealed kernels.
+pub const SEALED_SHARED: u32 = VERDICT + 16 - SHARED_BASE;
+
+/// Records sealed by AES-GCM (NIST SP 800-38D).
+#[derive(Clone, Copy)]
+struct Sealed<'a, const ROUNDS: usize, const COMMON: bool> {
+    params: &'a SealedRingParams,
+    tables: Tables,
+    own_matrices: Matrices,
+    predecessor_matrices: Matrices,
+    /// Records so far, modulo 2.
+    turn: u32,
+}
+
+/// The key stream of one thread's blocks of a record.
+#[derive(Clone, Copy)]
+struct Stream<const ROUNDS: usize> {
+    prefix: Prefix,
+    /// Of the two blocks of a tile: what is the same in all tiles, after round 2.
+    low: [Quad; 2],
+}
+
+impl<const ROUNDS: usize> Stream<ROUNDS> {
+    /// For the thread's blocks `at` and `at + 128` of a tile, counted from the text's first.
+    #[inline(always)]
+    fn new(tables: Tables, keys: &RoundKeys, header: &Header, at: i32) -> Self {
+        let prefix = Prefix::new(tables, keys, header.nonce());
+        let fixed = prefix.bytes23(tables, keys, 0);
+        let low = |at: i32| xor(fixed, prefix.low(tables, counter(at)));
+        Stream { prefix, low: [low(at), low(at + 128)] }
+    }
+
+    /// In a tile in which the thread's first block is `at`.
+    #[inline(always)]
+    fn key_stream(&self, tables: Tables, keys: &RoundKeys, at: i32) -> [Quad; 2] {
+        let state = |slot: usize, at: i32| xor(self.low[slot], self.prefix.byte1(tables, counter(at)));
+        tables.finish::<ROUNDS, 2>(keys, [state(0, at), state(1, at + 128)])
+    }
+}
+
+/// The counter of a text's block `at`: the first has 2 (SP 800-38D, 7.1).
+#[inline(always)]
+const fn counter(at: i32) -> u32 {
+    (at as u32).wrapping_add(2)
+}
+
+/// The block of both lengths in bits (SP 800-38D, 7.1, step 5).
+#[inline(always)]
+const fn lengths(bytes: u32) -> Quad {
+    [0, (8 * AAD_BYTES).swap_bytes(), 0, (8 * bytes).swap_bytes()]
+}
+
+/// The additional data's block that lies `at` (negative) blocks before the text; zero if there is none.
+#[inline(always)]
+fn associated_data(header: &Header, at: i32) -> Quad {
+    let index = (at + AAD_BLOCKS as i32) as u32;
+    if index < AAD_BLOCKS { header.associated_data(index) } else { [0; 4] }
+}
+
+/// `blocks` with the additional data in the place of what lies before the text.
+#[inline(always)]
+fn with_associated_data(header: &Header, at: i32, blocks: [Quad; 2]) -> [Quad; 2] {
+    if at >= 0 {
+        return blocks;
+    }
+    let choose = |at: i32, block: Quad| if at < 0 { associated_data(header, at) } else { block };
+    [choose(at, blocks[0]), choose(at + 128, blocks[1])]
+}
+
+/// The part of a block that belongs to a text of `bytes` bytes, whose block `at` it is; zero elsewhere.
+#[inline(always)]
+fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
+    let start = (at as u32).wrapping_mul(16);
+    if at < 0 || start >= bytes {
+        return [0; 4];
+    }
+    let word = |w: usize| {
+        let here = (bytes - start).saturating_sub(4 * w as u32);
+        if here >= 4 { block[w] } else { block[w] & ((1 << (8 * here)) - 1) }
+    };
+    if bytes - start >= 16 { block } else { [word(0), word(1), word(2), word(3)] }
+}
+
+impl<const ROUNDS: usize, const COMMON: bool> Sealed<'_, ROUNDS, COMMON> {
+    /// Stores this warp's sum of `chains` for the tag.
+    ///
+    /// # Safety
+    /// All lanes together; `sums` is this warp's until the next barrier; `lanes` is filled.
+    #[inline(always)]
+    unsafe fn store_sum(chains: &mut Chains, bytes: u32, lanes: u32, sums: u32) {
+        chains.add_last(lengths(bytes));
+        // SAFETY: the caller's.
+        unsafe {
+            let lane = Element::from_words(shared::load_16::<0>(lanes + 16 * thread::index()));
+            let sum = warp_sum(chains.share(lane));
+            if thread::lane().is_multiple_of(8) {
+                shared::store_u32::<0>(sums + 16 * thread::warp() + thread::lane() / 2, sum);
+            }
+        }
+    }
+
+    /// The tag from all warps' sums and the mask, in every lane of a warp.
+    ///
+    /// # Safety
+    /// The sums and the mask are stored, before a barrier.
+    #[inline(always)]
+    unsafe fn tag(sums: u32, mask: u32) -> Quad {
+        let lane = thread::lane();
+        // SAFETY: the caller's.
+        let word = unsafe {
+            let mut sum = shared::load_u32::<0>(sums + 4 * lane) ^ shared::load_u32::<128>(sums + 4 * lane);
+            sum ^= warp::shuffle_xor(sum, 16);
+            sum ^= warp::shuffle_xor(sum, 8);
+            sum ^= warp::shuffle_xor(sum, 4);
+            sum.swap_bytes() ^ shared::load_u32::<0>(mask + 4 * (lane % 4))
+        };
+        [warp::shuffle(word, 0), warp::shuffle(word, 1), warp::shuffle(word, 2), warp::shuffle(word, 3)]
+    }
+
+    /// Stores the mask of a tag, E(K, J0), by one warp.
+    ///
+    /// # Safety
+    /// The place is this warp's until the next barrier.
+    #[inline(always)]
+    unsafe fn store_mask(&self, keys: &RoundKeys, header: &Header, mask: u32) {
+        let [a, b, c] = header.nonce();
+        let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
+        if thread::lane() == 0 {
+            // SAFETY: the caller's.
+            unsafe { shared::store_16::<0>(mask, block) };
+        }
+    }
+}
+
+impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON> {
+    const SEALED: bool = true;
+    const VERDICT: u32 = VERDICT;
+
+    #[inline(always)]
+    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
+        let (params, tables) = (self.params, self.tables);
+        let (own, predecessor) = (&params.own.round_keys, &params.predecessor.round_keys);
+        let (actions, bytes) = (step.actions, record.bytes);
+        let opens = actions & RECEIVE != 0;
+        let seals = actions & (SEND | FORWARD) == SEND;
+        let header = Header {
+            call: params.call,
+            // Signals count from 1, as memory begins with zeros.
+            sequence: block.sequence - 1,
+            sender: block.params.rank,
+            step: step.sends,
+            record: record.index,
+            last: record.last,
+        };
+        let header_in = Header { sender: step.sealed_by, step: step.sealed_in, ..header };
+
+        let blocks = bytes.div_ceil(16);
+        let tiles = blocks.div_ceil(TILE);
+        let pad = tiles * TILE - blocks;
+        let first = block_of(thread::index(), 0) as i32 - pad as i32;
+        let before = block_of(thread::index(), 1) as i32 - TILE as i32 - pad as i32;
+
+        let sums = SUMS + self.turn * SUMS_BYTES;
+        self.turn ^= 1;
+        // SAFETY: these places were last read before the latest barrier; each is one warp's.
+        unsafe {
+            if opens && thread::warp() == 1 {
+                self.store_mask(predecessor, &header_in, sums + MASKS);
+            }
+            if seals && thread::warp() == 2 {
+                self.store_mask(own, &header, sums + MASKS + 16);
+            }
+        }
+        let mut stream_in = Stream { prefix: Prefix::default(), low: [[0; 4]; 2] };
+        let mut stream_out = stream_in;
+        let mut chains_in = Chains::new(associated_data(&header_in, before));
+        let mut chains_out = Chains::new(associated_data(&header, before));
+        if opens {
+            stream_in = Stream::<ROUNDS>::new(tables, predecessor, &header_in, first);
+        }
+        if seals {
+            stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
+        }
+
+        let mut tile = 0;
+        while tile < tiles {
+            let at = first + (tile * TILE) as i32;
+            let places = [at, at + 128];
+            // Whether this warp has any of the text.
+            let busy = warp::ballot(places[1] >= 0) != 0;
+            let mut received = [[0; 4]; 2];
+            let mut local = [[0; 4]; 2];
+            // SAFETY: places in the record, or none.
+            unsafe {
+                if opens {
+                    received = load_received(record.inbox, places, bytes);
+                }
+                if !opens || actions & REDUCE != 0 {
+                    local = load_local(record.input, places, bytes);
+                }
+            }
+            let mut values = local;
+            if opens {
+                let mut key_stream = [[0; 4]; 2];
+                if busy {
+                    key_stream = stream_in.key_stream(tables, predecessor, at);
+                }
+                let text = with_associated_data(&header_in, at, received);
+                // SAFETY: all threads of the block run this loop alike.
+                unsafe { chains_in.take(text, self.predecessor_matrices) };
+                values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
+                if actions & REDUCE != 0 {
+                    let sum = |i: usize| reduced::<COMMON>(block, values[i], local[i]);
+                    values = [sum(0), sum(1)];
+                }
+            }
+            if actions & FINISH != 0 {
+                values = [finished::<COMMON>(block, values[0]), finished::<COMMON>(block, values[1])];
+            }
+            // SAFETY: as above.
+            unsafe {
+                if actions & STORE != 0 {
+                    store_local(record.output, places, bytes, values);
+                }
+                if actions & FORWARD != 0 {
+                    store_sent(record.outbox, places, bytes, received);
+                }
+            }
+            if seals {
+                let mut key_stream = [[0; 4]; 2];
+                if busy {
+                    key_stream = stream_out.key_stream(tables, own, at);
+                }
+                let sent = [
+                    inside(xor(values[0], key_stream[0]), places[0], bytes),
+                    inside(xor(values[1], key_stream[1]), places[1], bytes),
+                ];
+                // SAFETY: as above.
+                unsafe {
+                    store_sent(record.outbox, places, bytes, sent);
+                    chains_out.take(with_associated_data(&header, at, sent), self.own_matrices);
+                }
+            }
+            tile += 1;
+        }
+
+        // SAFETY: the sums were last read before the latest barrier.
+        unsafe {
+            if opens {
+                Self::store_sum(&mut chains_in, bytes, PREDECESSOR_LANES, sums);
+            }
+            if seals {
+                Self::store_sum(&mut chains_out, bytes, OWN_LANES, sums + SUM_BYTES);
+            }
+            device::sync_threads();
+            let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
+            if thread::warp() == 0 {
+                if opens {
+                    tag_in = Self::tag(sums, sums + MASKS);
+                    tag_out = tag_in;
+                }
+                if seals {
+                    tag_out = Self::tag(sums + SUM_BYTES, sums + MASKS + 16);
+                }
+            }
+            (tag_in, tag_out)
+        }
+    }
+}
+
+/// Loads two quads of a received record, each once.
+///
+/// # Safety
+/// The slot is readable to the next multiple of 16.
+#[inline(always)]
+unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32) -> [Quad; 2] {
+    let load = |at: i32| {
+        if at < 0 || 16 * at as u32 >= bytes {
+            return [0; 4];
+        }
+        // SAFETY: the caller's.
+        inside(unsafe { global::load_volatile_16(slot + 16 * at as u64) }, at, bytes)
+    };
+    [load(places[0]), load(places[1])]
+}
+
+/// Stores two quads of a record to send; `quads` are zero beyond its end.
+///
+/// # Safety
+/// The slot is writable to the next multiple of 16.
+#[inline(always)]
+unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, quads: [Quad; 2]) {
+    let store = |at: i32, quad: Quad| {
+        if at >= 0 && 16 * (at as u32) < bytes {
+            // SAFETY: the caller's.
+            unsafe { global::store_16(slot + 16 * at as u64, quad) };
+        }
+    };
+    store(places[0], quads[0]);
+    store(places[1], quads[1]);
+}
+
+/// Loads two quads of a vector.
+///
+/// # Safety
+/// `bytes` bytes from `base` can be read.
+#[inline(always)]
+unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32) -> [Quad; 2] {
+    // SAFETY: the caller's.
+    let load = |at: i32| if at < 0 { [0; 4] } else { unsafe { load_quad(base, at as u32, bytes) } };
+    [load(places[0]), load(places[1])]
+}
+
+/// Stores two quads of a vector.
+///
+/// # Safety
+/// `bytes` bytes from `base` can be written.
+#[inline(always)]
+unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, quads: [Quad; 2]) {
+    for (at, quad) in [(places[0], quads[0]), (places[1], quads[1])] {
+        if at >= 0 {
+            // SAFETY: the caller's.
+            unsafe { store_quad(base, at as u32, bytes, quad) };
+        }
+    }
+}
+
+/// The kernels' body.
+///
+/// # Safety
+/// The addresses in the parameters are valid.
+#[inline(always)]
+unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
+    // SAFETY: the regions of shared memory are disjoint; the keys are filled.
+    let (own_matrices, predecessor_matrices) = unsafe {
+        load_lanes(params.own.ghash_key, OWN_LANES);
+        load_lanes(params.predecessor.ghash_key, PREDECESSOR_LANES);
+        (
+            Matrices::load(params.own.ghash_key, OWN_MATRICES),
+            Matrices::load(params.predecessor.ghash_key, PREDECESSOR_MATRICES),
+        )
+    };
+    let tables = Tables::fill::<THREADS>();
+    device::sync_threads();
+    let wire = Sealed::<ROUNDS, COMMON> { params, tables, own_matrices, predecessor_matrices, turn: 0 };
+    // SAFETY: the caller's.
+    unsafe { all_reduce(params.ring, wire) }
+}
+
+/// Copies this thread's lane of a key.
+///
+/// # Safety
+/// The key is filled; the place is this thread's.
+#[inline(always)]
+unsafe fn load_lanes(key: u64, lanes: u32) {
+    let offset = 16 * thread::index();
+    // SAFETY: the caller's.
+    unsafe { shared::store_16::<0>(lanes + offset, global::load_16(key + LANES_OFFSET + offset as u64)) }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// The sealed all-reduce with AES-128, for sums and averages of f32, f16 and bf16.
+    fn ring_sealed_128(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed::<10, true>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// The sealed all-reduce with AES-256, for sums and averages of f32, f16 and bf16.
+    fn ring_sealed_256(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed::<14, true>(&params) }
+    }
+}
