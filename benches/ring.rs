@@ -1,5 +1,5 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
-//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--bf16 | --i32] [--nccl]`.
+//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]`.
 //!
 //! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20.
 
@@ -7,7 +7,9 @@
 
 use std::time::Duration;
 
-use ringseal::cuda::{Device, DeviceBuffer, Nccl, RankBuffers, RingGroup, RingOptions, Stream};
+use ringseal::channel::{Crypto, GroupSecret, KeyLength};
+use ringseal::collective::Algorithm;
+use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, Nccl, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
 
 struct Arguments {
@@ -18,7 +20,8 @@ struct Arguments {
     image: Vec<u8>,
     sm_budget: Option<u32>,
     record_bytes: Option<usize>,
-    relay: bool,
+    algorithm: Algorithm,
+    crypto: Crypto,
     dtype: Dtype,
     nccl: bool,
 }
@@ -32,7 +35,8 @@ fn arguments() -> Arguments {
         image: ringseal::ptx::SM_90A.into(),
         sm_budget: None,
         record_bytes: None,
-        relay: false,
+        algorithm: Algorithm::Ring,
+        crypto: Crypto::None,
         dtype: Dtype::F32,
         nccl: false,
     };
@@ -49,7 +53,9 @@ fn arguments() -> Arguments {
             "--ptx" => parsed.image = std::fs::read(value()).expect("a PTX file"),
             "--sm" => parsed.sm_budget = Some(value().parse().expect("a number")),
             "--record" => parsed.record_bytes = Some(value().parse().expect("a number")),
-            "--relay" => parsed.relay = true,
+            "--relay" => parsed.algorithm = Algorithm::RelayRing,
+            "--aes128" => parsed.crypto = Crypto::Gcm(KeyLength::Aes128),
+            "--aes256" => parsed.crypto = Crypto::Gcm(KeyLength::Aes256),
             "--bf16" => parsed.dtype = Dtype::Bf16,
             "--i32" => parsed.dtype = Dtype::I32,
             "--nccl" => parsed.nccl = true,
@@ -81,25 +87,29 @@ fn run(arguments: &Arguments) -> Result<()> {
         .collect::<Result<_>>()?;
     let streams: Vec<Stream> = devices.iter().map(Stream::new).collect::<Result<_>>()?;
     let streams: Vec<&Stream> = streams.iter().collect();
-    let mut group = RingGroup::new(
+    let mut group = GpuGroup::new(
         &devices,
         &arguments.image,
-        RingOptions {
+        &GroupSecret::random()?,
+        GpuOptions {
+            crypto: arguments.crypto,
+            algorithm: arguments.algorithm,
             max_bytes: arguments.max,
             record_bytes: arguments.record_bytes,
             sm_budget: arguments.sm_budget,
             timeout: Duration::from_secs(5),
-            relay: arguments.relay,
+            ..GpuOptions::default()
         },
     )?;
     let nccl = arguments.nccl.then(|| Nccl::new(&devices)).transpose()?;
     println!(
-        "# {ranks} ranks on GPUs {:?} ({}), {} blocks a rank, {:?} sum, relay {}{}",
+        "# {ranks} ranks on GPUs {:?} ({}), {} blocks a rank, {:?} sum, {}, {:?}{}",
         arguments.devices,
         devices[0].name()?,
         group.blocks(),
         arguments.dtype,
-        arguments.relay,
+        arguments.algorithm.name(),
+        arguments.crypto,
         nccl.as_ref()
             .map_or(Ok(String::new()), |nccl| Ok::<_, Error>(format!(", NCCL {}", nccl.version()?)))?
     );

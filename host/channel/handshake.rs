@@ -160,7 +160,7 @@ impl Unconfirmed {
     ///
     /// # Errors
     /// [`Error::Handshake`] when a rank came to something else.
-    pub(super) fn confirmed(self, confirmations: &[Vec<u8>]) -> Result<(Root, Terms, usize)> {
+    pub(crate) fn confirmed(self, confirmations: &[Vec<u8>]) -> Result<(Root, Terms, usize)> {
         if confirmations.len() != self.terms.ranks {
             return Err(Error::Handshake(format!(
                 "{} ranks confirmed, but the group has {}",
@@ -180,7 +180,7 @@ impl Unconfirmed {
 }
 
 /// What a session's keys are expanded from.
-pub(super) struct Root(Zeroizing<[u8; 32]>);
+pub(crate) struct Root(Zeroizing<[u8; 32]>);
 
 impl Root {
     fn expand(&self, info: &[&[u8]], out: &mut [u8]) {
@@ -198,14 +198,14 @@ impl Root {
     }
 
     /// A number for the session; public.
-    pub(super) fn session(&self) -> u64 {
+    pub(crate) fn session(&self) -> u64 {
         let mut out = [0; 8];
         self.expand(&[SESSION_LABEL], &mut out);
         u64::from_le_bytes(out)
     }
 
     /// The key of a sender in an epoch.
-    pub(super) fn key(&self, sender: usize, epoch: u64, out: &mut [u8]) {
+    pub(crate) fn key(&self, sender: usize, epoch: u64, out: &mut [u8]) {
         let bits = out.len() as u64 * 8;
         self.expand(
             &[KEY_LABEL, &(sender as u64).to_le_bytes(), &epoch.to_le_bytes(), &bits.to_le_bytes()],

@@ -26,10 +26,12 @@ mod session;
 pub mod volume;
 
 pub use associated::{ASSOCIATED_DATA_BYTES, AssociatedData, NO_OP, VERSION};
+pub(crate) use handshake::Root;
 pub use handshake::{Handshake, Terms, Unconfirmed};
 pub use nonce::{MAX_RECORDS, MAX_SEQUENCE, MAX_STEPS, NONCE_BYTES, nonce};
 pub use secret::GroupSecret;
 pub use session::{Call, Place, Session};
+pub(crate) use volume::{Reserved, Volume};
 
 /// Most ranks of a group: a ring takes 2n-1 steps and a closing one, and steps have [`MAX_STEPS`].
 pub const MAX_RANKS: usize = (MAX_STEPS as usize) / 2;

@@ -36,7 +36,7 @@ pub const fn calls_of_message(bytes: usize) -> u64 {
 
 /// Calls made under the keys of the current epoch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Volume {
+pub(crate) struct Volume {
     limit: u64,
     used: u64,
 }
@@ -46,7 +46,7 @@ const CALLS_OF_KEY: u64 = 1;
 
 /// How a reservation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reserved {
+pub(crate) enum Reserved {
     /// Under the current keys.
     Here,
     /// Under the next epoch's.
@@ -57,16 +57,16 @@ pub(super) enum Reserved {
 
 impl Volume {
     /// A fresh epoch whose keys may encrypt `bytes` bytes of full blocks.
-    pub(super) const fn new(bytes: u64) -> Self {
+    pub(crate) const fn new(bytes: u64) -> Self {
         Self { limit: bytes / 16, used: CALLS_OF_KEY }
     }
 
-    pub(super) const fn limit_bytes(&self) -> u64 {
+    pub(crate) const fn limit_bytes(&self) -> u64 {
         self.limit * 16
     }
 
     /// Sets `calls` block cipher calls aside.
-    pub(super) fn reserve(&mut self, calls: u64) -> Reserved {
+    pub(crate) fn reserve(&mut self, calls: u64) -> Reserved {
         if calls <= self.limit.saturating_sub(self.used) {
             self.used += calls;
             return Reserved::Here;

@@ -22,6 +22,7 @@ mod memory;
 mod module;
 mod nccl;
 mod ring;
+mod ring_keys;
 mod stream;
 
 pub use cipher::{DeviceKey, Kernels};
@@ -32,5 +33,5 @@ pub(crate) use gcm::no_gcm;
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;
-pub use ring::{RankBuffers, RingGroup, RingOptions};
+pub use ring::{GpuGroup, GpuOptions, RankBuffers};
 pub use stream::{Event, Graph, Stream};

@@ -1,16 +1,22 @@
 //! All-reduce on GPUs: one persistent kernel a rank for a whole collective.
 //!
-//! A [`RingGroup`] has one rank on each of the devices it is given; a device may be given more than once. Ranks store
+//! A [`GpuGroup`] has one rank on each of the devices it is given; a device may be given more than once. Ranks store
 //! records straight into their successors' inboxes, over NVLink where they are on different GPUs.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
+use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
 use ringseal_kernels::step::{self, Step, ring_all_reduce};
+use zeroize::Zeroize;
 
+use super::ring_keys::GroupKeys;
 use super::{Device, DeviceBuffer, Kernel, Launch, Module, Stream};
+use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Terms, VERSION, volume};
+use crate::collective::{Algorithm, Collective};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
@@ -21,7 +27,11 @@ const SHORTEST_RECORD: usize = 4 << 10;
 
 /// How a group is set up.
 #[derive(Clone, Debug)]
-pub struct RingOptions {
+pub struct GpuOptions {
+    /// What protects records.
+    pub crypto: Crypto,
+    /// How collectives are done: [`Algorithm::Ring`] or [`Algorithm::RelayRing`].
+    pub algorithm: Algorithm,
     /// Length in bytes of the longest vector that will be reduced. The inboxes take four times as much on each rank.
     pub max_bytes: usize,
     /// Bytes of a record, a multiple of 16; chosen by the vector's length when `None`.
@@ -30,8 +40,22 @@ pub struct RingOptions {
     pub sm_budget: Option<u32>,
     /// How long one collective may take before it fails.
     pub timeout: Duration,
-    /// Forward finished chunks as their owners sealed them, instead of opening and sealing at each hop.
-    pub relay: bool,
+    /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
+    pub key_bytes: u64,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            crypto: Crypto::Gcm(KeyLength::Aes256),
+            algorithm: Algorithm::Ring,
+            max_bytes: 64 << 20,
+            record_bytes: None,
+            sm_budget: None,
+            timeout: Duration::from_secs(30),
+            key_bytes: volume::DEFAULT_BYTES,
+        }
+    }
 }
 
 /// Where a rank's vector and result lie in its device's memory.
@@ -45,13 +69,15 @@ pub struct RankBuffers {
 
 /// Ranks on GPUs that reduce vectors together.
 #[derive(Debug)]
-pub struct RingGroup {
-    options: RingOptions,
+pub struct GpuGroup {
+    options: GpuOptions,
     ranks: Vec<Rank>,
     /// Blocks of each rank.
     blocks: u32,
     inbox_half: u64,
     signals_half: u64,
+    /// `None` without cryptography.
+    keys: Option<GroupKeys>,
     poisoned: bool,
 }
 
@@ -60,7 +86,7 @@ struct Rank {
     /// For the reductions of most gradients.
     common: Kernel,
     /// For all others.
-    any: Kernel,
+    any: Option<Kernel>,
     state: DeviceBuffer,
     states: DeviceBuffer,
     inbox: DeviceBuffer,
@@ -71,13 +97,13 @@ struct Rank {
     stream: Stream,
 }
 
-impl RingGroup {
+impl GpuGroup {
     /// Sets up one rank on each of `devices`, with the kernels of `image` (PTX or a cubin).
     ///
     /// # Errors
     /// [`Error::Unsupported`] when two devices cannot reach each other's memory; [`Error::InvalidArgument`] for options
     /// out of their domain; [`Error::Cuda`], for example when memory runs out.
-    pub fn new(devices: &[Device], image: &[u8], options: RingOptions) -> Result<Self> {
+    pub fn new(devices: &[Device], image: &[u8], secret: &GroupSecret, options: GpuOptions) -> Result<Self> {
         let count = devices.len();
         if count == 0 || count > 1 << 12 {
             return Err(Error::InvalidArgument(format!("{count} ranks: at least 1 and at most 4096")));
@@ -87,13 +113,31 @@ impl RingGroup {
                 "the record length is not a multiple of 16 from 16 to 1 GiB".into(),
             ));
         }
+        if options.crypto != Crypto::None && options.record_bytes.is_some_and(|b| b > LONGEST_SEALED as usize)
+        {
+            return Err(Error::InvalidArgument(format!(
+                "sealed records have at most {LONGEST_SEALED} bytes"
+            )));
+        }
+        let relays = match options.algorithm {
+            Algorithm::Ring => false,
+            Algorithm::RelayRing => true,
+            Algorithm::Direct | Algorithm::Tree => {
+                let what = format!("the {} algorithm", options.algorithm.name());
+                return Err(Error::Unsupported { backend: "cuda", what });
+            }
+        };
+        if relays && count > 2 && options.crypto != Crypto::None {
+            let what = "sealed records of a third rank, which the relay ring needs".into();
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
         let blocks = blocks_of_a_rank(devices, options.sm_budget)?;
         let longest = longest_chunk(options.max_bytes, count);
         let messages = messages(count) as u64;
         let inbox_half = messages * longest.next_multiple_of(256) as u64;
         let records = records_of(longest, record_bytes(&options, longest, blocks)).max(blocks as usize);
         let signals_half = messages * records as u64;
-        let mut ranks = Vec::with_capacity(count);
+        let (mut ranks, mut modules) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for device in devices {
             for peer in devices {
                 device.enable_peer_access(peer)?;
@@ -108,8 +152,15 @@ impl RingGroup {
             let state = DeviceBuffer::from_host(bytes_of(std::slice::from_ref(&first)), &stream)?;
             let module = Module::load(device, image)?;
             ranks.push(Rank {
-                common: module.kernel("ring_plain", PLAIN_SHARED)?,
-                any: module.kernel("ring_plain_any", PLAIN_SHARED)?,
+                common: match options.crypto {
+                    Crypto::None => module.kernel("ring_plain", PLAIN_SHARED)?,
+                    Crypto::Gcm(KeyLength::Aes128) => module.kernel("ring_sealed_128", SEALED_SHARED)?,
+                    Crypto::Gcm(KeyLength::Aes256) => module.kernel("ring_sealed_256", SEALED_SHARED)?,
+                },
+                any: match options.crypto {
+                    Crypto::None => Some(module.kernel("ring_plain_any", PLAIN_SHARED)?),
+                    Crypto::Gcm(_) => None,
+                },
                 states: DeviceBuffer::new(device, 8 * count)?,
                 inbox: zeroed(2 * inbox_half)?,
                 signals: zeroed(2 * signals_half * SIGNAL_BYTES)?,
@@ -117,13 +168,31 @@ impl RingGroup {
                 steps: HashMap::new(),
                 stream,
             });
+            modules.push(module);
         }
         let states: Vec<u64> = ranks.iter().map(|rank| rank.state.pointer()).collect();
         for rank in &mut ranks {
             rank.states.write(0, bytes_of(&states), &rank.stream)?;
             rank.stream.synchronize()?;
         }
-        Ok(Self { options, ranks, blocks, inbox_half, signals_half, poisoned: false })
+        let keys = match options.crypto {
+            Crypto::None => None,
+            Crypto::Gcm(length) => {
+                let terms = Terms {
+                    ranks: count,
+                    crypto: options.crypto,
+                    record_bytes: options.record_bytes.unwrap_or(0),
+                    key_bytes: options.key_bytes,
+                };
+                let streams: Vec<_> = ranks.iter().map(|rank| &rank.stream).collect();
+                let keys = GroupKeys::new(secret, terms, length, &modules, &streams)?;
+                for stream in streams {
+                    stream.synchronize()?;
+                }
+                Some(keys)
+            }
+        };
+        Ok(Self { options, ranks, blocks, inbox_half, signals_half, keys, poisoned: false })
     }
 
     /// Queues an all-reduce of `count` elements on the ranks' streams, and doesn't wait. Can be captured in a graph, if
@@ -169,9 +238,16 @@ impl RingGroup {
         let record_bytes = record_bytes(&self.options, chunk, self.blocks);
         let records = records_of(chunk, record_bytes);
         for number in 0..ranks {
-            self.ranks[number].prepare_steps(number, ranks, bytes, self.options.relay)?;
+            let relay = self.options.algorithm == Algorithm::RelayRing;
+            self.ranks[number].prepare_steps(number, ranks, bytes, relay)?;
         }
         let reduction = reduction(dtype as u32, op as u32);
+        // A rank seals a chunk in each of its messages, and each record takes a tag's mask beside its blocks.
+        let calls = messages(ranks) as u64 * (chunk.div_ceil(16) + records) as u64;
+        let entered = match &mut self.keys {
+            None => false,
+            Some(keys) => keys.reserve(calls)?,
+        };
         for (number, rank) in self.ranks.iter().enumerate() {
             let successor = &self.ranks[(number + 1) % ranks];
             let steps = &rank.steps[&bytes];
@@ -190,6 +266,9 @@ impl RingGroup {
                 signals_out: successor.signals.pointer(),
                 signals_half: self.signals_half,
                 timeout_ns: self.options.timeout.as_nanos() as u64,
+                epoch: self.keys.as_ref().map_or(0, GroupKeys::epoch),
+                calls,
+                calls_limit: self.keys.as_ref().map_or(u64::MAX, GroupKeys::calls_limit),
                 step_count: (steps.len() / size_of::<Step>()) as u32,
                 records: records as u32,
                 record_bytes: record_bytes as u32,
@@ -198,10 +277,36 @@ impl RingGroup {
                 ranks: ranks as u32,
             };
             let blocks = self.blocks.min(records.max(1) as u32);
-            let kernel = if is_common(reduction) { &rank.common } else { &rank.any };
-            // SAFETY: the kernel takes `RingParams`; the group's buffers live as long as it, the caller answers for the
-            // others.
-            unsafe { kernel.launch(Launch { blocks, threads: THREADS }, streams[number], &params)? };
+            let kernel = match (&rank.any, is_common(reduction)) {
+                (_, true) => &rank.common,
+                (Some(any), false) => any,
+                (None, false) => {
+                    return Err(Error::Unsupported {
+                        backend: "cuda",
+                        what: format!("{op:?} of {dtype:?}, sealed"),
+                    });
+                }
+            };
+            let launch = Launch { blocks, threads: THREADS };
+            let Some(keys) = &self.keys else {
+                // SAFETY: the plain kernels take `RingParams`; the group's buffers live as long as it, the caller
+                // answers for the others.
+                unsafe { kernel.launch(launch, streams[number], &params)? };
+                continue;
+            };
+            let [own, predecessor] = keys.of_rank(number);
+            let call = call(keys.session(), self.options.algorithm, dtype, op, count, ranks);
+            let mut params = SealedRingParams { ring: params, own, predecessor, call };
+            // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
+            let result = unsafe { kernel.launch(launch, streams[number], &params) };
+            params.own.round_keys.zeroize();
+            params.predecessor.round_keys.zeroize();
+            result?;
+        }
+        if let Some(keys) = &mut self.keys
+            && entered
+        {
+            keys.prepare_next(streams)?;
         }
         Ok(())
     }
@@ -223,6 +328,7 @@ impl RingGroup {
             let (step, record) = ((word >> 32 & 0x00ff_ffff) as usize, word as u32 as usize);
             return Err(match word >> 56 {
                 failure::AUTHENTICATION => Error::Record { rank: number, step, record },
+                failure::EXHAUSTED => Error::KeyExhausted { limit: self.options.key_bytes },
                 _ => Error::Deadline {
                     rank: number,
                     peer: (number + self.ranks.len() - 1) % self.ranks.len(),
@@ -274,6 +380,30 @@ fn blocks_of_a_rank(devices: &[Device], budget: Option<u32>) -> Result<u32> {
     Ok(blocks)
 }
 
+/// The first block of the records' additional data, and what else it says of the collective.
+fn call(session: u64, algorithm: Algorithm, dtype: Dtype, op: ReduceOp, count: usize, ranks: usize) -> Call {
+    let (collective, root) = Collective::AllReduce.code();
+    let data = AssociatedData {
+        version: VERSION,
+        collective,
+        algorithm: algorithm as u8,
+        dtype: dtype as u8,
+        op: op as u8,
+        reserved: 0,
+        root: root as u16,
+        session,
+        sequence: 0,
+        count: 0,
+        sender: 0,
+        ranks: 0,
+        step: 0,
+        record: 0,
+        last: 0,
+    };
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| data.as_bytes()[4 * at + i]));
+    Call { codes: [0, 1, 2, 3].map(word), count: count as u64, ranks: ranks as u32, reserved: 0 }
+}
+
 /// Messages of each rank in one all-reduce.
 fn messages(ranks: usize) -> usize {
     2 * (ranks - 1)
@@ -290,7 +420,7 @@ fn longest_chunk(bytes: usize, ranks: usize) -> usize {
 
 /// Bytes of a record for chunks of this length: short enough to give every block its share, in as few records as
 /// their limit allows.
-fn record_bytes(options: &RingOptions, chunk: usize, blocks: u32) -> usize {
+fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
     options.record_bytes.unwrap_or_else(|| {
         let blocks = blocks as usize;
         let rounds = chunk.div_ceil(blocks * LONGEST_RECORD).max(1);

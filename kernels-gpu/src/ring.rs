@@ -40,6 +40,10 @@ pub struct RankState {
     /// The half of the inbox for the next collective, in its lowest bit. Unlike `sequence`, collectives of no bytes,
     /// which wait for nobody, leave it as it is.
     pub turn: u64,
+    /// The epoch of the latest collective's keys.
+    pub epoch: u64,
+    /// Block cipher calls reserved under that epoch's keys.
+    pub calls: u64,
 }
 
 const SEQUENCE: u64 = offset_of!(RankState, sequence) as u64;
@@ -47,6 +51,8 @@ const FAILURE: u64 = offset_of!(RankState, failure) as u64;
 const ABORTED: u64 = offset_of!(RankState, aborted) as u64;
 const EXITED: u64 = offset_of!(RankState, exited) as u64;
 const TURN: u64 = offset_of!(RankState, turn) as u64;
+const EPOCH: u64 = offset_of!(RankState, epoch) as u64;
+const CALLS: u64 = offset_of!(RankState, calls) as u64;
 
 /// The causes in a failure word: `cause << 56 | message << 32 | record`.
 pub mod failure {
@@ -54,6 +60,8 @@ pub mod failure {
     pub const AUTHENTICATION: u64 = 1;
     /// A record did not come before the deadline.
     pub const DEADLINE: u64 = 2;
+    /// The keys may not encrypt that much more, or a later epoch has begun: a captured graph was replayed too often.
+    pub const EXHAUSTED: u64 = 3;
 
     /// Packs a failure word.
     pub const fn pack(cause: u64, message: u32, record: u32) -> u64 {
@@ -93,6 +101,12 @@ pub struct RingParams {
     pub signals_half: u64,
     /// How long the collective may take, in nanoseconds.
     pub timeout_ns: u64,
+    /// The epoch of the keys.
+    pub epoch: u64,
+    /// Block cipher calls of the collective, and how many the keys may make in all.
+    pub calls: u64,
+    /// See [`calls`](Self::calls).
+    pub calls_limit: u64,
     /// Steps in the table.
     pub step_count: u32,
     /// Records of the longest chunk.
@@ -178,9 +192,26 @@ pub unsafe fn all_reduce<W: Wire>(params: RingParams, mut wire: W) {
     let block = Block { params, sequence, half: turn & 1, deadline: device::nanotime() + params.timeout_ns };
     // SAFETY: by the caller's promise.
     unsafe {
-        diagonals(&block, &mut wire);
+        // From one lane, so that the compiler sees that what follows is uniform.
+        if warp::shuffle((reserved(&params) <= params.calls_limit) as u32, 0) != 0 {
+            diagonals(&block, &mut wire);
+        } else if thread::index() == RELEASER {
+            fail(&block, failure::pack(failure::EXHAUSTED, 0, 0));
+        }
         leave::<W>(&block);
     }
+}
+
+/// Block cipher calls of the epoch with those of this collective; more than any limit when the epoch is over.
+#[inline(always)]
+unsafe fn reserved(params: &RingParams) -> u64 {
+    // SAFETY: the state is the rank's, and no block writes these fields before all have left.
+    let (epoch, calls) =
+        unsafe { (global::load_u64(params.state + EPOCH), global::load_u64(params.state + CALLS)) };
+    if epoch > params.epoch {
+        return u64::MAX;
+    }
+    (if epoch == params.epoch { calls } else { 0 }).saturating_add(params.calls)
 }
 
 #[inline(always)]
@@ -331,6 +362,11 @@ unsafe fn leave<W: Wire>(block: &Block) {
             }
         }
         if thread::index() == RELEASER {
+            let reserved = reserved(params);
+            if reserved <= params.calls_limit {
+                global::store_u64(params.state + EPOCH, params.epoch);
+                global::store_u64(params.state + CALLS, reserved);
+            }
             global::store_u32(params.state + EXITED, 0);
             global::store_u64(params.state + SEQUENCE, block.sequence + 1);
             global::store_u64(params.state + TURN, block.half + (params.step_count != 0) as u64);

@@ -64,6 +64,7 @@ struct Group {
     outputs: Vec<Buffer>,
     inboxes: Vec<Buffer>,
     signals: Vec<Buffer>,
+    calls_limit: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -95,6 +96,7 @@ impl Group {
             outputs: per_rank(bytes + shift),
             inboxes: per_rank(2 * messages * longest.next_multiple_of(256)),
             signals,
+            calls_limit: 1000,
             setup,
         }
     }
@@ -119,6 +121,9 @@ impl Group {
             signals_out: self.signals[next].address(),
             signals_half: messages * records,
             timeout_ns: 1_000_000_000,
+            epoch: 0,
+            calls: 1,
+            calls_limit: self.calls_limit,
             step_count: self.steps[own].len() as u32,
             records: records as u32,
             record_bytes,
@@ -374,4 +379,19 @@ fn chunks_cover_the_vector_in_whole_quads() {
             assert_eq!(next, bytes);
         }
     }
+}
+
+#[test]
+fn a_graph_that_is_replayed_too_often_is_refused() {
+    let vectors = vectors(2, 400);
+    let mut group = Group::new(setup(2, 1, 400, 1024, reduction(F32, SUM)), &vectors);
+    group.calls_limit = 2;
+    for _ in 0..2 {
+        group.plain(0..2, ring_plain);
+        assert!(group.states.iter().all(|state| state.failure == 0));
+    }
+    group.plain(0..2, ring_plain);
+    assert!(group.states.iter().all(|state| state.aborted != 0));
+    assert!(group.states.iter().any(|state| state.failure >> 56 == failure::EXHAUSTED));
+    assert!((0..2).all(|rank| group.output(rank).iter().all(|&byte| byte == 0)));
 }
