@@ -34,6 +34,7 @@ pub struct Terms {
 /// Label, then everything in [`Terms`], then randomness; integers little-endian.
 const HELLO_BYTES: usize = 64;
 const HELLO_LABEL: [u8; 8] = *b"ringseal";
+/// Where the randomness begins.
 const RANDOM: usize = 32;
 
 /// Separates what is derived for one purpose from what is derived for others.
@@ -63,9 +64,20 @@ impl Handshake {
                 terms.ranks
             )));
         }
+        let mut random = [0; HELLO_BYTES - RANDOM];
+        fill_random(&mut random)?;
+        Ok(Self::with_random(secret, terms, rank, random))
+    }
+
+    pub(super) fn with_random(
+        secret: &GroupSecret,
+        terms: Terms,
+        rank: usize,
+        random: [u8; HELLO_BYTES - RANDOM],
+    ) -> Self {
         let mut hello = encode(&terms, rank);
-        fill_random(&mut hello[RANDOM..])?;
-        Ok(Self { secret: secret.clone(), terms, rank, hello })
+        hello[RANDOM..].copy_from_slice(&random);
+        Self { secret: secret.clone(), terms, rank, hello }
     }
 
     /// The message of the first round.
@@ -287,6 +299,28 @@ mod tests {
             hex::encode(out),
             "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
         );
+    }
+
+    /// Against HMAC-SHA256 of another implementation (Python's `hmac`), put together by hand: what a group derives must
+    /// not change by accident.
+    #[test]
+    fn what_is_derived_from_given_hellos() {
+        let terms = Terms { ranks: 2, key_bytes: 1 << 30, ..TERMS };
+        let secret = GroupSecret::from_bytes(std::array::from_fn(|at| at as u8));
+        let [zero, one] =
+            [0, 1].map(|rank| Handshake::with_random(&secret, terms, rank, [0xa0 + rank as u8; 32]));
+        let hellos = [zero.hello().to_vec(), one.hello().to_vec()];
+        let [zero, one] = [zero, one].map(|rank| rank.hear(&hellos).unwrap());
+        let confirmations = [zero.confirmation().to_vec(), one.confirmation().to_vec()];
+        assert_eq!(
+            hex::encode(&confirmations[1]),
+            "86c5b9be747dc3caca1cce1561438586084f7285a16b19c26caab6c8c4754dd0"
+        );
+        let (root, ..) = one.confirmed(&confirmations).unwrap();
+        assert_eq!(root.session(), 18_190_968_416_718_656_608);
+        let mut key = [0; 32];
+        root.key(1, 3, &mut key);
+        assert_eq!(hex::encode(key), "2763eeb1369231b9ff845043fc47deb5e8d28e1d09cbd3c46199685a156f44fa");
     }
 
     #[test]

@@ -272,3 +272,133 @@ impl std::fmt::Debug for Session {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use aes_gcm::aead::{Aead as _, KeyInit, Payload};
+
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::channel::{GroupSecret, Handshake, Terms};
+
+    const CALL: Call = Call { collective: 1, algorithm: 2, dtype: 3, op: 4, root: 0, count: 77, sequence: 0 };
+
+    /// The sessions of two ranks, from the hellos of the handshake's test.
+    fn sessions(key_bytes: u64) -> [Session; 2] {
+        let crypto = Crypto::Gcm(KeyLength::Aes256);
+        let terms = Terms { ranks: 2, crypto, record_bytes: 65536, key_bytes };
+        let secret = GroupSecret::from_bytes(std::array::from_fn(|at| at as u8));
+        let ranks = [0, 1].map(|rank| Handshake::with_random(&secret, terms, rank, [0xa0 + rank as u8; 32]));
+        let hellos = ranks.each_ref().map(|rank| rank.hello().to_vec());
+        let heard = ranks.map(|rank| rank.hear(&hellos).unwrap());
+        let confirmations = heard.each_ref().map(|rank| rank.confirmation().to_vec());
+        heard.map(|rank| Session::new(rank, &confirmations, Arc::new(Cpu)).unwrap())
+    }
+
+    fn place(step: usize, record: usize) -> Place {
+        Place { step, record, last: true }
+    }
+
+    /// Against another implementation of AES-GCM, with key, nonce and additional data put together by hand.
+    #[test]
+    fn a_sealed_record_is_as_documented() {
+        let [_, mut one] = sessions(1 << 30);
+        for _ in 0..0x0102 {
+            one.begin(1).unwrap();
+        }
+        let call = Call { sequence: 0x0101, ..CALL };
+        let sealed = one.seal(&call, place(5, 6), b"gradients".to_vec()).unwrap();
+        let key = hex::decode("6888d813d62f9c770c290d8e1fd4efaecf328861ac9e043b864f95b119aba077").unwrap();
+        let nonce = hex::decode("000000000101000500000006").unwrap();
+        let session = hex::encode(18_190_968_416_718_656_608_u64.to_le_bytes());
+        let associated = [
+            "010102030400",
+            "0000",
+            &session,
+            "0101000000000000",
+            "4d00000000000000",
+            "0100",
+            "0200",
+            "05000000",
+            "06000000",
+            "01000000",
+        ];
+        let associated = hex::decode(associated.concat()).unwrap();
+        let sealed = [sealed.bytes(), sealed.tag()].concat();
+        let opened = aes_gcm::Aes256Gcm::new_from_slice(&key)
+            .unwrap()
+            .decrypt(nonce.as_slice().try_into().unwrap(), Payload { msg: &sealed, aad: &associated });
+        assert_eq!(opened.unwrap(), b"gradients");
+    }
+
+    #[test]
+    fn no_place_is_sealed_twice_or_before_its_collective() {
+        let [mut zero, _] = sessions(1 << 30);
+        assert!(zero.seal(&CALL, place(0, 0), vec![1]).is_err(), "not begun");
+        zero.begin(1).unwrap();
+        zero.seal(&CALL, place(2, 1), vec![1]).unwrap();
+        for (step, record) in [(2, 1), (2, 0), (1, 9)] {
+            assert!(zero.seal(&CALL, place(step, record), vec![1]).is_err(), "{step} {record}");
+        }
+        zero.seal(&CALL, place(2, 2), vec![1]).unwrap();
+        let next = Call { sequence: zero.begin(1).unwrap(), ..CALL };
+        zero.seal(&next, place(0, 0), vec![1]).unwrap();
+        assert!(zero.seal(&CALL, place(3, 0), vec![1]).is_err(), "an earlier collective");
+    }
+
+    /// Every field of what the ranks must mean alike, and every place, is authenticated.
+    #[test]
+    fn a_record_opens_only_as_what_it_was_sealed_as() {
+        let [mut zero, mut one] = sessions(1 << 30);
+        for session in [&mut zero, &mut one] {
+            session.begin(1).unwrap();
+            session.begin(1).unwrap();
+        }
+        let sealed = zero.seal(&CALL, place(4, 5), b"gradients".to_vec()).unwrap();
+        let mut open = |call: &Call, sender: usize, place: Place| {
+            let (bytes, tag) = sealed.clone().into_parts();
+            one.open(call, sender, place, Received { bytes, tag }, 9)
+        };
+        assert_eq!(open(&CALL, 0, place(4, 5)).unwrap(), b"gradients");
+        for call in [
+            Call { collective: 0, ..CALL },
+            Call { algorithm: 0, ..CALL },
+            Call { dtype: 0, ..CALL },
+            Call { op: 0, ..CALL },
+            Call { root: 1, ..CALL },
+            Call { count: 76, ..CALL },
+            Call { sequence: 1, ..CALL },
+        ] {
+            assert!(matches!(open(&call, 0, place(4, 5)), Err(Error::Authentication)), "{call:?}");
+        }
+        for (sender, place) in
+            [(1, place(4, 5)), (0, place(3, 5)), (0, place(4, 4)), (0, Place { last: false, ..place(4, 5) })]
+        {
+            assert!(matches!(open(&CALL, sender, place), Err(Error::Authentication)), "{sender} {place:?}");
+        }
+    }
+
+    /// Same place, same everything, one epoch later.
+    #[test]
+    fn an_epoch_has_other_keys() {
+        let [mut early, _] = sessions(160);
+        let [mut late, mut reader] = sessions(160);
+        let before = early.begin(5).unwrap();
+        late.begin(5).unwrap();
+        reader.begin(5).unwrap();
+        // The next collective doesn't fit any more where the first has been.
+        early.begin(1).unwrap();
+        assert_eq!((late.begin(6).unwrap(), reader.begin(6).unwrap(), before), (1, 1, 0));
+        assert_eq!((early.epoch(), late.epoch()), (0, 1));
+        let call = Call { sequence: 1, ..CALL };
+        let [old, new] =
+            [early, late].map(|mut session| session.seal(&call, place(0, 0), vec![0; 32]).unwrap());
+        assert_ne!(old.bytes(), new.bytes());
+        let mut open = |sealed: Sealed| {
+            let (bytes, tag) = sealed.into_parts();
+            reader.open(&call, 0, place(0, 0), Received { bytes, tag }, 32)
+        };
+        assert!(matches!(open(old), Err(Error::Authentication)));
+        assert_eq!(open(new).unwrap(), [0; 32]);
+    }
+}

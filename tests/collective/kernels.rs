@@ -40,7 +40,8 @@ fn arithmetic() {
 fn chunks() {
     for dtype in Dtype::ALL {
         for ranks in 1..=9 {
-            for count in (0..100).chain([1023, 65_537]) {
+            // Beyond 2^31 and 2^32 bytes too (cases.md 22).
+            for count in (0..100).chain([1023, 65_537, (3 << 30) + 1, (5 << 32) + 7]) {
                 for chunk in 0..ranks {
                     let host = Partition::aligned(count, ranks, dtype).range(chunk);
                     let bytes = (count * dtype.size()) as u64;

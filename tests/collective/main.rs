@@ -2,6 +2,7 @@
 //! under attack.
 
 mod arithmetic;
+mod chaos;
 mod conformance;
 mod epochs;
 mod failure;
