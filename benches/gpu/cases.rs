@@ -1,5 +1,9 @@
 //! What is measured: each kernel, its sizes, and its wavefronts.
 
+mod gcm;
+
+use std::rc::Rc;
+
 use ringseal::Result;
 use ringseal::aead::AesKey;
 use ringseal::backend::CounterWidth;
@@ -9,7 +13,11 @@ use ringseal::cuda::{Device, DeviceBuffer, DeviceKey, Kernels, Module, Stream};
 pub(crate) struct Memory {
     pub(crate) input: DeviceBuffer,
     pub(crate) output: DeviceBuffer,
+    scratch: DeviceBuffer,
 }
+
+/// More than the L2 cache of any GPU here.
+const SCRATCH: usize = 256 << 20;
 
 impl Memory {
     /// Two buffers of `bytes` bytes, the input random.
@@ -28,19 +36,51 @@ impl Memory {
         }
         let mut output = DeviceBuffer::new(device, bytes)?;
         output.fill(0xa5, stream)?;
+        let scratch = DeviceBuffer::new(device, SCRATCH)?;
         stream.synchronize()?;
-        Ok(Self { input, output })
+        Ok(Self { input, output, scratch })
     }
 
-    /// Where call number `call` reads and writes `bytes` bytes.
-    pub(crate) fn place(&self, call: usize, bytes: u64) -> (u64, u64) {
-        let places = (self.input.len() as u64 / bytes.next_multiple_of(256)).max(1);
-        let offset = call as u64 % places * bytes.next_multiple_of(256);
-        (self.input.pointer() + offset, self.output.pointer() + offset)
+    /// How many calls on `bytes` bytes each find memory of their own.
+    fn places(&self, bytes: u64) -> u64 {
+        (self.input.len() as u64 / bytes.next_multiple_of(256)).max(1)
+    }
+
+    /// Where in the buffers call number `call` reads and writes `bytes` bytes.
+    fn offset(&self, call: usize, bytes: u64) -> u64 {
+        call as u64 % self.places(bytes) * bytes.next_multiple_of(256)
+    }
+
+    /// Queues the replacement of what the L2 cache holds.
+    pub(crate) fn evict(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both ranges are inside their buffers, which live until the measurement has synchronized.
+        unsafe { stream.copy(self.scratch.pointer(), self.input.pointer(), self.scratch.len()) }
     }
 }
 
-type Work = Box<dyn Fn(&Stream, u64, u64, u64, u64) -> Result<()>>;
+type Run = Box<dyn Fn(&Stream, usize) -> Result<()>>;
+type Check = Box<dyn Fn(&Stream) -> Result<()>>;
+
+/// A piece of work on messages whose memory is set up.
+pub(crate) struct Prepared {
+    run: Run,
+    check: Check,
+}
+
+impl Prepared {
+    /// Queues call number `call`; calls rotate through memory.
+    pub(crate) fn run(&self, stream: &Stream, call: usize) -> Result<()> {
+        (self.run)(stream, call)
+    }
+
+    /// Fails when what ran gave no valid result.
+    pub(crate) fn check(&self, stream: &Stream) -> Result<()> {
+        (self.check)(stream)
+    }
+}
+
+/// Sets a case up for so many messages of so many bytes.
+type Prepare = Box<dyn Fn(&Rc<Memory>, &Stream, (u64, u64)) -> Result<Prepared>>;
 
 /// One kernel with one key length.
 pub(crate) struct Case {
@@ -48,7 +88,9 @@ pub(crate) struct Case {
     pub(crate) key_bits: u32,
     /// Shared-memory wavefronts for 32 blocks.
     pub(crate) wavefronts: Option<f64>,
-    work: Work,
+    few: Sizes,
+    all: Sizes,
+    prepare: Prepare,
 }
 
 /// Messages and bytes of each.
@@ -70,21 +112,32 @@ const ALL: Sizes = &[
     (1, 1 << 30),
     (1, 4 << 30),
 ];
+/// A record is one block of threads' work: one alone says how long that takes, batches how fast all of them are. 924 is
+/// seven for each of 132 multiprocessors.
+const FEW_RECORDS: Sizes =
+    &[(1, 64 << 10), (1, 4 << 20), (1024, 64 << 10), (16384, 64 << 10), (924, 1 << 20)];
+const ALL_RECORDS: Sizes = &[
+    (1, 16),
+    (1, 4 << 10),
+    (1, 64 << 10),
+    (1, 256 << 10),
+    (1, 1 << 20),
+    (1, 4 << 20),
+    (132, 64 << 10),
+    (1024, 64 << 10),
+    (65536, 16 << 10),
+    (16384, 64 << 10),
+    (8192, 128 << 10),
+    (924, 1 << 20),
+];
 
 impl Case {
     pub(crate) fn sizes(&self, full: bool) -> Sizes {
-        if full { ALL } else { FEW }
+        if full { self.all } else { self.few }
     }
 
-    pub(crate) fn run(
-        &self,
-        stream: &Stream,
-        source: u64,
-        destination: u64,
-        messages: u64,
-        bytes: u64,
-    ) -> Result<()> {
-        (self.work)(stream, source, destination, messages, bytes)
+    pub(crate) fn prepare(&self, memory: &Rc<Memory>, stream: &Stream, size: (u64, u64)) -> Result<Prepared> {
+        (self.prepare)(memory, stream, size)
     }
 }
 
@@ -101,28 +154,42 @@ pub(crate) fn all(device: &Device, image: &[u8]) -> Result<Vec<Case>> {
     let kernels = Kernels::new(&Module::load(device, image)?)?;
     let mut cases = Vec::new();
     for (key_bits, look_ups) in [(128, 128.0), (192, 160.0), (256, 192.0)] {
-        let key = DeviceKey::new(&kernels, &random_key(key_bits)?);
-        cases.push(Case {
-            name: "ctr".into(),
-            key_bits,
-            wavefronts: Some(look_ups + CACHED + LOAD_AND_STORE),
-            work: Box::new(move |stream, source, destination, _, bytes| {
-                // SAFETY: the memory outlives the measurement, which synchronizes; the ranges don't overlap.
-                unsafe { key.ctr_xor(COUNTER, CounterWidth::Full128, source, destination, bytes, stream) }
-            }),
-        });
-        let key = DeviceKey::new(&kernels, &random_key(key_bits)?);
-        cases.push(Case {
-            name: "keystream".into(),
-            key_bits,
-            wavefronts: Some(look_ups + CACHED + LOAD_AND_STORE / 2.0),
-            work: Box::new(move |stream, _, destination, _, bytes| {
-                // SAFETY: as above.
-                unsafe { key.keystream(COUNTER, CounterWidth::Full128, destination, bytes, stream) }
-            }),
-        });
+        for (name, global) in [("ctr", LOAD_AND_STORE), ("keystream", LOAD_AND_STORE / 2.0)] {
+            let key = Rc::new(DeviceKey::new(&kernels, &random_key(key_bits)?));
+            cases.push(Case {
+                name: name.into(),
+                key_bits,
+                wavefronts: Some(look_ups + CACHED + global),
+                few: FEW,
+                all: ALL,
+                prepare: Box::new(move |memory, _, (_, bytes)| Ok(ctr(&key, memory, bytes, name == "ctr"))),
+            });
+        }
+    }
+    if kernels.has_gcm() {
+        cases.extend(gcm::cases(&kernels)?);
     }
     Ok(cases)
+}
+
+fn ctr(key: &Rc<DeviceKey>, memory: &Rc<Memory>, bytes: u64, xor: bool) -> Prepared {
+    let (key, memory) = (Rc::clone(key), Rc::clone(memory));
+    let width = CounterWidth::Full128;
+    Prepared {
+        run: Box::new(move |stream, call| {
+            let offset = memory.offset(call, bytes);
+            let (source, destination) = (memory.input.pointer() + offset, memory.output.pointer() + offset);
+            // SAFETY: the memory outlives the measurement, which synchronizes; the ranges don't overlap.
+            unsafe {
+                match xor {
+                    true => key.ctr_xor(COUNTER, width, source, destination, bytes, stream),
+                    false => key.keystream(COUNTER, width, destination, bytes, stream),
+                }
+            }
+        }),
+        // The tests compare every byte with the CPU's.
+        check: Box::new(|_| Ok(())),
+    }
 }
 
 fn random_key(bits: u32) -> Result<AesKey> {

@@ -7,6 +7,9 @@ use ringseal::{Error, Result};
 
 /// Nanoseconds to count for: some hundreds of steps of the coarsest global timer.
 const SPAN: u64 = 400_000;
+/// Multiprocessors to count on, some in each processing cluster or nearly: they start before the work, which may leave no room beside itself, and
+/// the work has all others.
+const COUNTED: u32 = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -15,7 +18,7 @@ struct Parameters {
     nanoseconds: u64,
 }
 
-/// Clock rates in GHz over the multiprocessors.
+/// Clock rates in GHz over the multiprocessors counted on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
     pub(crate) low: f64,
@@ -27,33 +30,25 @@ pub(crate) struct Rates {
 pub(crate) struct Clock {
     kernel: Kernel,
     stream: Stream,
-    blocks: u32,
     counts: DeviceBuffer,
 }
 
 impl Clock {
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        let blocks = device.multiprocessors()?;
         Ok(Self {
             kernel: Module::load(device, include_bytes!("clock.ptx"))?.kernel("count_clocks", 0)?,
             stream: Stream::new(device)?,
-            blocks,
-            counts: DeviceBuffer::new(device, blocks as usize * 16)?,
+            counts: DeviceBuffer::new(device, COUNTED as usize * 16)?,
         })
-    }
-
-    /// How many multiprocessors there are.
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        self.blocks
     }
 
     /// Counts while what `work` launches keeps the device busy, for at least a millisecond.
     pub(crate) fn rates(&self, work: impl FnOnce() -> Result<()>) -> Result<Rates> {
-        work()?;
         let parameters = Parameters { out: self.counts.pointer(), nanoseconds: SPAN };
-        let launch = Launch { blocks: self.blocks, threads: 32 };
+        let launch = Launch { blocks: COUNTED, threads: 32 };
         // SAFETY: the parameters are those that clock.ptx declares; `counts` has 16 bytes a block.
         unsafe { self.kernel.launch(launch, &self.stream, &parameters)? };
+        work()?;
         let bytes = self.counts.to_host(&self.stream)?;
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(0);
         let mut rates: Vec<f64> =

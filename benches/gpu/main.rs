@@ -1,7 +1,7 @@
 //! GPU throughput in little device time: every kernel over message sizes, beside a device copy and the computed limit.
 //!
 //! `gpu [--full] [--json FILE] [--ptx FILE] [--only TEXT]`. Timed by events, median of 10; work under 200 us is timed in a
-//! graph of 32. Buffers rotate through 1 GiB, so that no size below it is read from the L2 cache.
+//! graph of 32. Calls rotate through 1 GiB, and the L2 cache is emptied before each timing, so that nothing is read from it.
 //!
 //! The limit counts shared-memory wavefronts, of which a multiprocessor retires one a clock: with W of them for 32
 //! blocks (512 bytes), `multiprocessors x clock x 512 / W`. The clock is counted while the kernel runs.
@@ -14,6 +14,7 @@ mod timing;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use clap::Parser;
 use ringseal::cuda::{Device, Stream, driver};
@@ -68,15 +69,15 @@ fn run(arguments: &Arguments) -> Result<()> {
         None => embedded_image(&device)?.to_vec(),
     };
     let stream = Stream::new(&device)?;
-    let memory = Memory::new(&stream, if arguments.full { 4 << 30 } else { 1 << 30 })?;
+    let memory = Rc::new(Memory::new(&stream, if arguments.full { 4 << 30 } else { 1 << 30 })?);
     let copy = copy_rate(&stream, &memory)?;
-    let clock = Clock::new(&device)?;
     println!(
         "{}, driver for CUDA {}, {multiprocessors} multiprocessors; device copy {copy:.0} GB/s",
         device.name()?,
         driver()?
     );
     println!("{HEADING}");
+    let bed = Bed { clock: Clock::new(&device)?, stream, memory, multiprocessors, copy };
 
     let mut rows = Vec::new();
     for case in cases::all(&device, &image)? {
@@ -84,7 +85,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             continue;
         }
         for &(messages, bytes) in case.sizes(arguments.full) {
-            let row = measure(&case, (messages, bytes), &stream, &memory, &clock, copy)?;
+            let row = measure(&case, (messages, bytes), &bed)?;
             println!("{}", row.line());
             rows.push(row);
         }
@@ -116,7 +117,7 @@ fn embedded_image(device: &Device) -> Result<&'static [u8]> {
 /// Rate of a device-to-device copy of 1 GiB, in 10^9 bytes copied a second.
 fn copy_rate(stream: &Stream, memory: &Memory) -> Result<f64> {
     let bytes = 1 << 30;
-    let time = timing::time(stream, &|stream, _| {
+    let time = timing::time(stream, &|stream| memory.evict(stream), &|stream, _| {
         // SAFETY: both buffers are that long, don't overlap, and are not touched meanwhile.
         unsafe { stream.copy(memory.output.pointer(), memory.input.pointer(), bytes) }
     })?;
@@ -128,19 +129,20 @@ const COUNTED: f64 = 1.5e-3;
 /// Bytes from which a kernel fills the device, so that the limit means something.
 const FILLS: u64 = 64 << 20;
 
-fn measure(
-    case: &Case,
-    (messages, bytes): (u64, u64),
-    stream: &Stream,
-    memory: &Memory,
-    clock: &Clock,
+/// What every measurement needs.
+struct Bed {
+    stream: Stream,
+    memory: Rc<Memory>,
+    clock: Clock,
+    multiprocessors: u32,
     copy: f64,
-) -> Result<Row> {
-    let work = |stream: &Stream, call: usize| {
-        let (source, destination) = memory.place(call, messages * bytes);
-        case.run(stream, source, destination, messages, bytes)
-    };
-    let time = timing::time(stream, &work)?;
+}
+
+fn measure(case: &Case, (messages, bytes): (u64, u64), bed: &Bed) -> Result<Row> {
+    let Bed { stream, memory, clock, multiprocessors, copy } = bed;
+    let prepared = case.prepare(memory, stream, (messages, bytes))?;
+    let work = |stream: &Stream, call: usize| prepared.run(stream, call);
+    let time = timing::time(stream, &|stream| memory.evict(stream), &work)?;
     let seconds = time.median.as_secs_f64();
     let rate = (messages * bytes) as f64 / seconds / 1e9;
     let rates = if messages * bytes >= FILLS {
@@ -149,11 +151,11 @@ fn measure(
     } else {
         None
     };
-    stream.synchronize()?;
+    prepared.check(stream)?;
     let limit = case
         .wavefronts
         .zip(rates)
-        .map(|(wavefronts, rates)| f64::from(clock.multiprocessors()) * rates.median * 512.0 / wavefronts);
+        .map(|(wavefronts, rates)| f64::from(*multiprocessors) * rates.median * 512.0 / wavefronts);
     Ok(Row {
         kernel: case.name.clone(),
         key_bits: case.key_bits,
@@ -166,6 +168,6 @@ fn measure(
         clock_ghz: rates.map(|rates| [rates.low, rates.median, rates.high]),
         limit_gb_per_s: limit,
         of_limit: limit.map(|limit| rate / limit),
-        of_copy: rate / copy,
+        of_copy: rate / *copy,
     })
 }

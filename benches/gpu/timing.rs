@@ -19,8 +19,13 @@ pub(crate) struct Time {
     pub(crate) fastest: Duration,
 }
 
-/// Times `work(stream, i)`, where `i` counts the calls, so that `work` can rotate among buffers.
-pub(crate) fn time(stream: &Stream, work: &dyn Fn(&Stream, usize) -> Result<()>) -> Result<Time> {
+/// Times `work(stream, i)`, where `i` counts the calls, so that `work` can rotate among buffers; `evict` goes before each
+/// timing and is not timed.
+pub(crate) fn time(
+    stream: &Stream,
+    evict: &dyn Fn(&Stream) -> Result<()>,
+    work: &dyn Fn(&Stream, usize) -> Result<()>,
+) -> Result<Time> {
     let mut calls = 0;
     let mut next = || {
         calls += 1;
@@ -37,10 +42,12 @@ pub(crate) fn time(stream: &Stream, work: &dyn Fn(&Stream, usize) -> Result<()>)
         let mut replay = || unsafe { graph.launch(stream) };
         replay()?;
         for _ in 0..RUNS {
+            evict(stream)?;
             times.push(once(stream, &mut replay)? / IN_GRAPH as u32);
         }
     } else {
         for _ in 0..RUNS {
+            evict(stream)?;
             times.push(once(stream, &mut next)?);
         }
     }

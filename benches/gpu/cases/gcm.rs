@@ -1,0 +1,111 @@
+//! AES-GCM on records: seal, and open of what was sealed.
+
+use std::rc::Rc;
+
+use ringseal::cuda::{DeviceBuffer, GcmKey, Kernels, Stream};
+use ringseal::{Error, Result};
+use ringseal_kernels::gcm::{Record, VERIFIED, nonce_j0};
+
+use super::{ALL_RECORDS, Case, FEW_RECORDS, LOAD_AND_STORE, Memory, Prepared, random_key};
+
+/// Two matrix products a block of data.
+const MATRICES: f64 = 12.0;
+/// One broadcast load of the upper counter bytes' contribution. A warp that crosses a multiple of 256 needs two, so that
+/// this is the least, and the limit no lower than the true one.
+const UPPER: f64 = 2.85;
+/// Additional data of a record, as many bytes as a collective's records have.
+const AAD: u32 = 48;
+
+pub(super) fn cases(kernels: &Kernels) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for (key_bits, look_ups) in [(128, 128.0), (192, 160.0), (256, 192.0)] {
+        let stream = Stream::new(kernels.device())?;
+        let key = Rc::new(GcmKey::new(kernels, &random_key(key_bits)?, &stream)?);
+        for (name, open) in [("gcm seal", false), ("gcm open", true)] {
+            let key = Rc::clone(&key);
+            cases.push(Case {
+                name: name.into(),
+                key_bits,
+                wavefronts: Some(look_ups + LOAD_AND_STORE + MATRICES + UPPER),
+                few: FEW_RECORDS,
+                all: ALL_RECORDS,
+                prepare: Box::new(move |memory, stream, size| records(&key, memory, stream, size, open)),
+            });
+        }
+    }
+    Ok(cases)
+}
+
+/// Most places that calls rotate through: as many as a graph has calls.
+const PLACES: u64 = 32;
+
+/// Descriptors for every place. Sealing goes from the input buffer to the output; opening, of what this seals first,
+/// back, which leaves the input as it was.
+fn records(
+    key: &Rc<GcmKey>,
+    memory: &Rc<Memory>,
+    stream: &Stream,
+    (messages, bytes): (u64, u64),
+    open: bool,
+) -> Result<Prepared> {
+    let stride = bytes.next_multiple_of(16);
+    let places = memory.places(messages * stride).min(PLACES);
+    let total = places * messages;
+    let additional = DeviceBuffer::from_host(&[0x3c; AAD as usize], stream)?;
+    let tags = DeviceBuffer::new(stream.device(), total as usize * 16)?;
+    let mut verdicts = DeviceBuffer::new(stream.device(), total as usize * 4)?;
+    verdicts.fill(0, stream)?;
+    let descriptors = |from: &DeviceBuffer, to: &DeviceBuffer| -> Result<DeviceBuffer> {
+        let mut descriptors = Vec::with_capacity(total as usize * size_of::<Record>());
+        for index in 0..total {
+            let (place, message) = (index / messages, index % messages);
+            let offset = memory.offset(place as usize, messages * stride) + message * stride;
+            let record = Record {
+                input: from.pointer() + offset,
+                output: to.pointer() + offset,
+                aad: additional.pointer(),
+                tag: tags.pointer() + 16 * index,
+                verdict: verdicts.pointer() + 4 * index,
+                length: bytes as u32,
+                aad_length: AAD,
+                j0: nonce_j0([index as u32, messages as u32, bytes as u32]),
+            };
+            // SAFETY: a record is 64 bytes of integers, with no padding.
+            descriptors.extend_from_slice(&unsafe {
+                std::mem::transmute::<Record, [u8; size_of::<Record>()]>(record)
+            });
+        }
+        DeviceBuffer::from_host(&descriptors, stream)
+    };
+    let sealing = descriptors(&memory.input, &memory.output)?;
+    let opening = descriptors(&memory.output, &memory.input)?;
+    // SAFETY: the descriptors name parts of buffers that all live until the wait.
+    unsafe { key.seal_records(sealing.pointer(), total as u32, stream)? };
+    stream.synchronize()?;
+
+    let (key, kept, additional) = (Rc::clone(key), Rc::clone(memory), (additional, tags));
+    Ok(Prepared {
+        run: Box::new(move |stream, call| {
+            let _memory = (&kept, &additional);
+            let first = call as u64 % places * messages * size_of::<Record>() as u64;
+            // SAFETY: the descriptors and what they name belong to this closure, which outlives the measurement.
+            unsafe {
+                match open {
+                    true => key.open_records(opening.pointer() + first, messages as u32, stream),
+                    false => key.seal_records(sealing.pointer() + first, messages as u32, stream),
+                }
+            }
+        }),
+        check: Box::new(move |stream| {
+            // Calls count from 1, so that the second place is used even by the shortest measurement.
+            let used = 1 % places * messages;
+            let verdicts = verdicts.to_host(stream)?;
+            let verified = |word: &[u8]| word == VERIFIED.to_le_bytes();
+            let mut used = verdicts.chunks_exact(4).skip(used as usize).take(messages as usize);
+            match !open || used.all(verified) {
+                true => Ok(()),
+                false => Err(Error::Cuda("a record that was sealed did not open".into())),
+            }
+        }),
+    })
+}
