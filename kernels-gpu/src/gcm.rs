@@ -10,8 +10,11 @@
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, global, shared, thread, warp};
-use crate::gf128::Element;
-use crate::ghash::{Chains, LANES_OFFSET, MATRICES_BYTES, Matrices, THREADS, TILE, block_of, warp_sum};
+
+use crate::ghash::{
+    self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of, load_lanes,
+    warp_sum,
+};
 use crate::params::{SHARED_BASE, TABLES_END};
 
 /// One message: its own nonce, additional data, text and tag.
@@ -67,8 +70,9 @@ pub struct RecordsParams {
 const MATRICES_AT: u32 = TABLES_END;
 const MASKS_AT: u32 = MATRICES_AT + MATRICES_BYTES;
 const SEGMENTS_AT: u32 = MASKS_AT + 16 * THREADS;
-const SUMS_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
-const SHARED_END: u32 = SUMS_AT + 2 * SUMS_BYTES;
+const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
+const LAST_AT: u32 = LANES_AT + LANES_BYTES;
+const SHARED_END: u32 = LAST_AT + 2 * LAST_BYTES;
 /// Dynamic shared memory of the kernels on records.
 pub const RECORDS_SHARED: u32 = SHARED_END - SHARED_BASE;
 
@@ -77,8 +81,6 @@ const SEGMENT_TILES: u32 = 16;
 /// A segment's header, and the upper counter bytes' contribution for each 256 counters that it touches.
 const SEGMENT_BYTES: u32 = HEADER_BYTES + 16 * (4 * SEGMENT_TILES + 2);
 const HEADER_BYTES: u32 = 64;
-/// One sum a warp.
-const SUMS_BYTES: u32 = 16 * (THREADS / 32);
 
 kernel! {
     threads = 512, shared = RECORDS_SHARED,
@@ -154,7 +156,10 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         return;
     }
     // SAFETY: the regions of shared memory are disjoint; the key is filled.
-    let matrices = unsafe { Matrices::load(params.ghash_key, MATRICES_AT) };
+    let matrices = unsafe {
+        load_lanes(params.ghash_key, LANES_AT);
+        Matrices::load(params.ghash_key, MATRICES_AT)
+    };
     let tables = Tables::fill::<THREADS>();
     device::sync_threads();
 
@@ -239,17 +244,11 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
             unsafe { chains.take(text, matrices) };
             tile += 1;
         }
-        let sums = SUMS_AT + (segment % 2) * SUMS_BYTES;
+        let last = LAST_AT + (segment % 2) * LAST_BYTES;
         if last_segment {
             chains.add_last(lengths(aad_length, length));
-            // SAFETY: the key's lanes; this warp's own sum, last read before the latest barrier.
-            unsafe {
-                let lane = global::load_16(params.ghash_key + LANES_OFFSET + 16 * thread::index() as u64);
-                let sum = warp_sum(chains.share(Element::from_words(lane)));
-                if thread::lane().is_multiple_of(8) {
-                    shared::store_u32::<0>(sums + 16 * warp_index + thread::lane() / 2, sum);
-                }
-            }
+            // SAFETY: all threads of the block; the place was last read before the latest barrier.
+            unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
         }
         let finishes = last_segment && warp_index == segment % 16;
         let (mut tag, mut verdict) = (0, 0);
@@ -263,8 +262,8 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         }
         device::sync_threads();
         if finishes {
-            // SAFETY: the barrier came after all sums and all texts of the record.
-            unsafe { finish::<SEAL>(sums, local, tag, verdict, address(texts, 2), length) };
+            // SAFETY: the barrier came after all words and all texts of the record.
+            unsafe { finish::<SEAL>(last, local, tag, verdict, address(texts, 2), length) };
         }
         if last_segment {
             local += 1;
@@ -384,21 +383,18 @@ unsafe fn store_text(text: u64, at: i32, length: u32, block: Quad) -> Quad {
     }
 }
 
-/// One warp: adds the warps' sums and the mask; writes the tag, or compares and writes the verdict.
+/// One warp: adds the chains and the mask; writes the tag, or compares and writes the verdict.
 ///
 /// # Safety
-/// The sums and the mask are stored, before a barrier.
+/// The chains' words and the mask are stored, before a barrier.
 #[inline(always)]
-unsafe fn finish<const SEAL: bool>(sums: u32, local: u32, at: u64, verdict: u64, output: u64, length: u32) {
+unsafe fn finish<const SEAL: bool>(last: u32, local: u32, at: u64, verdict: u64, output: u64, length: u32) {
     let lane = thread::lane();
     let word = lane % 4;
     let at = at + 4 * word as u64;
     // SAFETY: the caller's.
     let tag = unsafe {
-        let mut sum = shared::load_u32::<0>(sums + 4 * lane) ^ shared::load_u32::<128>(sums + 4 * lane);
-        sum ^= warp::shuffle_xor(sum, 16);
-        sum ^= warp::shuffle_xor(sum, 8);
-        sum ^= warp::shuffle_xor(sum, 4);
+        let sum = warp::shuffle(warp_sum(ghash::total(last, LANES_AT)), 8 * word);
         sum.swap_bytes() ^ shared::load_u32::<0>(MASKS_AT + 16 * (local % THREADS) + 4 * word)
     };
     if SEAL {

@@ -86,6 +86,14 @@ impl Element {
         value
     }
 
+    /// The element where bit `bit` of `bits` is set, zero elsewhere, without a branch.
+    #[inline(always)]
+    pub const fn where_bit(self, bits: u32, bit: u32) -> Self {
+        let mask = (((bits >> bit) as i32) << 31 >> 31) as u32;
+        let [a, b, c, d] = self.0;
+        Self([a & mask, b & mask, c & mask, d & mask])
+    }
+
     /// `self` times the polynomial of degree under 32 that raw word 0 of a block stands for, and then, in
     /// `self`, times x^32: so that a block is multiplied word by word.
     #[inline(always)]

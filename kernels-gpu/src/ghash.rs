@@ -6,8 +6,9 @@
 //! [`Chains`] holds one word of two half chains in each thread, packed from the low bits of the counts. A tile costs 64
 //! funnel shifts a thread and, in shared-memory wavefronts a block of the message, 3 / 8 for its three matrices.
 //!
-//! At the end each chain is brought to the end of the message by its own power ([`GhashKey::lanes`]), bit by bit, and
-//! all are added.
+//! At the end one more product brings each warpgroup's chains to the end of the tile and adds both halves of a chain
+//! ([`Chains::last`]). The warpgroups' words are then added through shared memory, and what is left, 32 chains, is
+//! brought to the end of the message by their own powers ([`GhashKey::lanes`]), bit by bit ([`total`]).
 
 use crate::device::{self, Quad, global, shared, tensor, thread, warp};
 use crate::gf128::{
@@ -20,23 +21,28 @@ pub const THREADS: u32 = 512;
 pub const TILE: u32 = 2 * THREADS;
 
 /// Matrices of a [`GhashKey`].
-pub const MATRICES: u32 = 4;
+pub const MATRICES: u32 = 4 + WARPGROUPS;
+const WARPGROUPS: u32 = THREADS / 128;
 
 // Which matrix is which.
 const FIRST: u32 = 0;
 const SECOND: u32 = MATRIX_BYTES;
 const STATE: u32 = 2 * MATRIX_BYTES;
 const BEFORE: u32 = 3 * MATRIX_BYTES;
+const LAST: u32 = 4 * MATRIX_BYTES;
+
+/// Chains that [`total`] adds, in words: one warpgroup's.
+pub const LANES: u32 = 128;
 
 /// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key()`].
 #[repr(C, align(1024))]
 pub struct GhashKey {
     /// In this order: for the first block of each thread (H^128), for the second (1), for the state (H^1024), and for the
-    /// second block of the tile before the first (H^1024).
+    /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(256 (3 - q))).
     pub matrices: [[u32; MATRIX_WORDS as usize]; MATRICES as usize],
-    /// What thread 128 q + j's word of its chain is worth at the end of a message's last block:
-    /// H^(893 - 256 q - 4 (j / 4)) x^(32 (j mod 4)).
-    pub lanes: [Element; THREADS as usize],
+    /// What the word of a warpgroup's thread j is worth at the end of a message's last block, after the last product:
+    /// H^(125 - 4 (j / 4)) x^(32 (j mod 4)).
+    pub lanes: [Element; LANES as usize],
 }
 
 /// Bytes that a block copies to shared memory: [`GhashKey::matrices`].
@@ -63,7 +69,7 @@ pub struct GhashKeyParams {
 
 kernel! {
     threads = 256, shared = 0,
-    /// Fills a [`GhashKey`]: one block a matrix, then two blocks for the lanes.
+    /// Fills a [`GhashKey`]: one block a matrix, then one for the lanes.
     fn ghash_key(params: GhashKeyParams) {
         let h = Element::from_raw(params.h);
         let (block, index) = (thread::block_index(), thread::index());
@@ -73,7 +79,11 @@ kernel! {
                 FIRST => data_multiplier(h, h.power(128), word),
                 SECOND => data_multiplier(h, Element::ONE, word),
                 STATE => state_multiplier(h.power(TILE as u64), word),
-                _ => data_multiplier(h, h.power(TILE as u64), word),
+                BEFORE => data_multiplier(h, h.power(TILE as u64), word),
+                last => {
+                    let warpgroup = (last - LAST) / MATRIX_BYTES;
+                    state_multiplier(h.power((256 * (WARPGROUPS - 1 - warpgroup)) as u64), word)
+                }
             };
             let mut i = index;
             while i < MATRIX_WORDS {
@@ -84,18 +94,16 @@ kernel! {
                 // A multiple of 64: the same rows again.
                 i += 256;
             }
-        } else {
-            let lane = (block - MATRICES) * 256 + index;
-            let exponent = TILE - 3 - block_of(lane, 1) / 4 * 4;
-            let value = h.power(exponent as u64).times_x_to(32 * (lane % 4));
+        } else if index < LANES {
+            let value = h.power((LANES - 3 - index / 4 * 4) as u64).times_x_to(32 * (index % 4));
             // SAFETY: in the key's lanes.
-            unsafe { global::store_16(params.key + LANES_OFFSET + 16 * lane as u64, value.words()) };
+            unsafe { global::store_16(params.key + LANES_OFFSET + 16 * index as u64, value.words()) };
         }
     }
 }
 
 /// Blocks of a launch of [`ghash_key()`].
-pub const GHASH_KEY_GRID: u32 = MATRICES + THREADS / 256;
+pub const GHASH_KEY_GRID: u32 = MATRICES + 1;
 
 /// The matrices of one key in shared memory.
 #[derive(Clone, Copy)]
@@ -165,12 +173,87 @@ impl Chains {
         self.state[0] ^= if last < 4 { word } else { 0 };
     }
 
-    /// This thread's share of the hash: the sum of all threads' is GHASH.
+    /// This thread's word for [`total`]: brings the chains of its warpgroup to the end of the last tile, both halves of
+    /// each together. After the last [`Self::take`].
+    ///
+    /// # Safety
+    /// As [`Self::take`].
     #[inline(always)]
-    pub fn share(&self, lane: Element) -> Element {
-        let mut lane = lane;
-        lane.take_word(self.state[0]) ^ lane.take_word(self.state[1])
+    pub unsafe fn last(&self, matrices: Matrices) -> u32 {
+        let mut counts = tensor::Counts::zero();
+        // Shuffled, so that the compiler sees that it is uniform.
+        let warpgroup = warp::shuffle(thread::warp() / 4, 0);
+        let state = [self.state[0], 0, self.state[1], 0];
+        tensor::fence();
+        // SAFETY: the caller's; the matrices are written.
+        unsafe {
+            tensor::multiply::<false>(&mut counts, &state, matrices.0 + LAST + warpgroup * MATRIX_BYTES);
+        }
+        tensor::commit();
+        tensor::wait(&mut counts, &[state]);
+        tensor::pack(&counts, [self.state[0], self.state[1]])[0]
     }
+}
+
+/// Copies [`GhashKey::lanes`] to shared memory at `address`. All threads of the block; visible after the next barrier.
+///
+/// # Safety
+/// `key` is the address of a filled [`GhashKey`]; [`LANES_BYTES`] of shared memory at `address`, a multiple of 16, are
+/// nobody else's.
+#[inline(always)]
+pub unsafe fn load_lanes(key: u64, address: u32) {
+    let index = thread::index();
+    if index < LANES {
+        // SAFETY: the caller's.
+        unsafe {
+            shared::store_16::<0>(
+                address + 16 * index,
+                global::load_16(key + LANES_OFFSET + 16 * index as u64),
+            )
+        };
+    }
+}
+
+/// Bytes of [`GhashKey::lanes`].
+pub const LANES_BYTES: u32 = 16 * LANES;
+
+/// Bytes for the words of all threads that [`total`] adds: [`Chains::last`] of thread i at 4 i.
+pub const LAST_BYTES: u32 = 4 * THREADS;
+
+/// GHASH, by one warp: the sum over the warp of what this returns, from the words at `words` and the lanes at `lanes`.
+///
+/// # Safety
+/// Both are in shared memory, stored before a barrier.
+#[inline(always)]
+pub unsafe fn total(words: u32, lanes: u32) -> Element {
+    let lane = thread::lane();
+    // SAFETY: the caller's.
+    let (word, weight) = unsafe {
+        let words = words + 4 * lane;
+        let word = |warp: u32| {
+            let words = words + 128 * warp;
+            (shared::load_u32::<0>(words)
+                ^ shared::load_u32::<512>(words)
+                ^ shared::load_u32::<1024>(words)
+                ^ shared::load_u32::<1536>(words))
+            .swap_bytes()
+        };
+        let lanes = lanes + 16 * lane;
+        let weight = |warp: u32| Element::from_words(shared::load_16::<0>(lanes + 512 * warp));
+        ([word(0), word(1), word(2), word(3)], [weight(0), weight(1), weight(2), weight(3)])
+    };
+    // Horner's rule from x^31 down: one multiplication by x serves four chains.
+    let mut sum = Element::ZERO;
+    let mut bit = 0;
+    while bit < 32 {
+        sum = sum.times_x();
+        sum ^= weight[0].where_bit(word[0], bit);
+        sum ^= weight[1].where_bit(word[1], bit);
+        sum ^= weight[2].where_bit(word[2], bit);
+        sum ^= weight[3].where_bit(word[3], bit);
+        bit += 1;
+    }
+    sum
 }
 
 /// Word `i` (0 to 3) of a quad held in registers.
