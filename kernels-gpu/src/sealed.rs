@@ -10,8 +10,9 @@
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, global, shared, thread, warp};
-use crate::gf128::Element;
-use crate::ghash::{self, Chains, LANES_OFFSET, MATRICES_BYTES, Matrices, TILE, block_of, warp_sum};
+use crate::ghash::{
+    self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes, warp_sum,
+};
 use crate::params::{SHARED_BASE, TABLES_END};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Call, Header};
 use crate::ring::{
@@ -51,15 +52,16 @@ pub struct SealedRingParams {
 // Shared memory after the tables of AES.
 const OWN_MATRICES: u32 = TABLES_END;
 const PREDECESSOR_MATRICES: u32 = OWN_MATRICES + MATRICES_BYTES;
-const LANES_BYTES: u32 = 16 * THREADS;
 const OWN_LANES: u32 = PREDECESSOR_MATRICES + MATRICES_BYTES;
 const PREDECESSOR_LANES: u32 = OWN_LANES + LANES_BYTES;
-/// One sum of each warp for each of the two tags of a record, and both masks; twice, for records in turn.
-const SUMS: u32 = PREDECESSOR_LANES + LANES_BYTES;
-const SUM_BYTES: u32 = 16 * THREADS / 32;
-const MASKS: u32 = 2 * SUM_BYTES;
-const SUMS_BYTES: u32 = MASKS + 2 * 16;
-const VERDICT: u32 = SUMS + 2 * SUMS_BYTES;
+/// The chains' last words of the two tags of a record, the parts of their sums, and both masks; twice, for records in
+/// turn.
+const TAGS: u32 = PREDECESSOR_LANES + LANES_BYTES;
+const PARTS: u32 = 2 * LAST_BYTES;
+const PARTS_BYTES: u32 = 4 * 16;
+const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
+const TAGS_BYTES: u32 = MASKS + 2 * 16;
+const VERDICT: u32 = TAGS + 2 * TAGS_BYTES;
 /// Dynamic shared memory of the sealed kernels.
 pub const SEALED_SHARED: u32 = VERDICT + 16 - SHARED_BASE;
 
@@ -144,39 +146,46 @@ fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
 }
 
 impl<const ROUNDS: usize, const COMMON: bool> Sealed<'_, ROUNDS, COMMON> {
-    /// Stores this warp's sum of `chains` for the tag.
+    /// Stores this thread's word of `chains` for the tag.
     ///
     /// # Safety
-    /// All lanes together; `sums` is this warp's until the next barrier; `lanes` is filled.
+    /// All threads of the block; `last` is this block's until the next barrier.
     #[inline(always)]
-    unsafe fn store_sum(chains: &mut Chains, bytes: u32, lanes: u32, sums: u32) {
+    unsafe fn store_last(chains: &mut Chains, matrices: Matrices, bytes: u32, last: u32) {
         chains.add_last(lengths(bytes));
         // SAFETY: the caller's.
+        unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
+    }
+
+    /// Stores part `part` of the sum for the tag, by one warp.
+    ///
+    /// # Safety
+    /// The words are stored, before a barrier; the place at `parts` is this warp's until the next.
+    #[inline(always)]
+    unsafe fn store_part(last: u32, lanes: u32, part: u32, parts: u32) {
+        // SAFETY: the caller's.
         unsafe {
-            let lane = Element::from_words(shared::load_16::<0>(lanes + 16 * thread::index()));
-            let sum = warp_sum(chains.share(lane));
+            let sum = warp_sum(ghash::part(last, lanes, part));
             if thread::lane().is_multiple_of(8) {
-                shared::store_u32::<0>(sums + 16 * thread::warp() + thread::lane() / 2, sum);
+                shared::store_u32::<0>(parts + 16 * part + thread::lane() / 2, sum);
             }
         }
     }
 
-    /// The tag from all warps' sums and the mask, in every lane of a warp.
+    /// The tag from the parts and the mask, in every lane of a warp.
     ///
     /// # Safety
-    /// The sums and the mask are stored, before a barrier.
+    /// The parts and the mask are stored, before a barrier.
     #[inline(always)]
-    unsafe fn tag(sums: u32, mask: u32) -> Quad {
-        let lane = thread::lane();
+    unsafe fn tag(parts: u32, mask: u32) -> Quad {
         // SAFETY: the caller's.
-        let word = unsafe {
-            let mut sum = shared::load_u32::<0>(sums + 4 * lane) ^ shared::load_u32::<128>(sums + 4 * lane);
-            sum ^= warp::shuffle_xor(sum, 16);
-            sum ^= warp::shuffle_xor(sum, 8);
-            sum ^= warp::shuffle_xor(sum, 4);
-            sum.swap_bytes() ^ shared::load_u32::<0>(mask + 4 * (lane % 4))
+        let [a, b, c, d] = unsafe {
+            let low = xor(shared::load_16::<0>(parts), shared::load_16::<16>(parts));
+            xor(low, xor(shared::load_16::<32>(parts), shared::load_16::<48>(parts)))
         };
-        [warp::shuffle(word, 0), warp::shuffle(word, 1), warp::shuffle(word, 2), warp::shuffle(word, 3)]
+        // SAFETY: the caller's.
+        let mask = unsafe { shared::load_16::<0>(mask) };
+        xor([a.swap_bytes(), b.swap_bytes(), c.swap_bytes(), d.swap_bytes()], mask)
     }
 
     /// Stores the mask of a tag, E(K, J0), by one warp.
@@ -222,15 +231,15 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
         let first = block_of(thread::index(), 0) as i32 - pad as i32;
         let before = block_of(thread::index(), 1) as i32 - TILE as i32 - pad as i32;
 
-        let sums = SUMS + self.turn * SUMS_BYTES;
+        let tags = TAGS + self.turn * TAGS_BYTES;
         self.turn ^= 1;
         // SAFETY: these places were last read before the latest barrier; each is one warp's.
         unsafe {
             if opens && thread::warp() == 1 {
-                self.store_mask(predecessor, &header_in, sums + MASKS);
+                self.store_mask(predecessor, &header_in, tags + MASKS);
             }
             if seals && thread::warp() == 2 {
-                self.store_mask(own, &header, sums + MASKS + 16);
+                self.store_mask(own, &header, tags + MASKS + 16);
             }
         }
         let mut stream_in = Stream { prefix: Prefix::default(), low: [[0; 4]; 2] };
@@ -306,23 +315,31 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
             tile += 1;
         }
 
-        // SAFETY: the sums were last read before the latest barrier.
+        // SAFETY: these places were last read before the latest barrier, and each is written before one.
         unsafe {
             if opens {
-                Self::store_sum(&mut chains_in, bytes, PREDECESSOR_LANES, sums);
+                Self::store_last(&mut chains_in, self.predecessor_matrices, bytes, tags);
             }
             if seals {
-                Self::store_sum(&mut chains_out, bytes, OWN_LANES, sums + SUM_BYTES);
+                Self::store_last(&mut chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
+            }
+            device::sync_threads();
+            let (warp, part) = (thread::warp(), thread::warp() % 4);
+            if opens && warp < 4 {
+                Self::store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
+            }
+            if seals && (4..8).contains(&warp) {
+                Self::store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
             }
             device::sync_threads();
             let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
-            if thread::warp() == 0 {
+            if warp == 0 {
                 if opens {
-                    tag_in = Self::tag(sums, sums + MASKS);
+                    tag_in = Self::tag(tags + PARTS, tags + MASKS);
                     tag_out = tag_in;
                 }
                 if seals {
-                    tag_out = Self::tag(sums + SUM_BYTES, sums + MASKS + 16);
+                    tag_out = Self::tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
                 }
             }
             (tag_in, tag_out)
@@ -407,17 +424,6 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
     let wire = Sealed::<ROUNDS, COMMON> { params, tables, own_matrices, predecessor_matrices, turn: 0 };
     // SAFETY: the caller's.
     unsafe { all_reduce(params.ring, wire) }
-}
-
-/// Copies this thread's lane of a key.
-///
-/// # Safety
-/// The key is filled; the place is this thread's.
-#[inline(always)]
-unsafe fn load_lanes(key: u64, lanes: u32) {
-    let offset = 16 * thread::index();
-    // SAFETY: the caller's.
-    unsafe { shared::store_16::<0>(lanes + offset, global::load_16(key + LANES_OFFSET + offset as u64)) }
 }
 
 kernel! {
