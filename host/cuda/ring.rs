@@ -25,6 +25,10 @@ const LONGEST_RECORD: usize = 128 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
 const SHORTEST_RECORD: usize = 4 << 10;
 
+/// A rank's state before its first collective.
+const FIRST: RankState =
+    RankState { sequence: 1, failure: 0, aborted: 0, exited: 0, turn: 0, epoch: 0, calls: 0 };
+
 /// How a group is set up.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
@@ -86,7 +90,7 @@ struct Rank {
     /// For the reductions of most gradients.
     common: Kernel,
     /// For all others.
-    any: Option<Kernel>,
+    any: Kernel,
     state: DeviceBuffer,
     states: DeviceBuffer,
     inbox: DeviceBuffer,
@@ -119,6 +123,11 @@ impl GpuGroup {
                 "sealed records have at most {LONGEST_SEALED} bytes"
             )));
         }
+        let (common, any, shared) = match options.crypto {
+            Crypto::None => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
+            Crypto::Gcm(KeyLength::Aes128) => ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED),
+            Crypto::Gcm(KeyLength::Aes256) => ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED),
+        };
         let relays = match options.algorithm {
             Algorithm::Ring => false,
             Algorithm::RelayRing => true,
@@ -148,19 +157,15 @@ impl GpuGroup {
                 buffer.fill(0, &stream)?;
                 Ok::<_, Error>(buffer)
             };
-            let first = RankState { sequence: 1, ..RankState::default() };
-            let state = DeviceBuffer::from_host(bytes_of(std::slice::from_ref(&first)), &stream)?;
-            let module = Module::load(device, image)?;
+            let state = DeviceBuffer::from_host(bytes_of(&[FIRST]), &stream)?;
+            let same = devices.iter().position(|other| other.ordinal() == device.ordinal());
+            let module = match same.and_then(|first| modules.get(first)) {
+                Some(module) => Module::clone(module),
+                None => Module::load(device, image)?,
+            };
             ranks.push(Rank {
-                common: match options.crypto {
-                    Crypto::None => module.kernel("ring_plain", PLAIN_SHARED)?,
-                    Crypto::Gcm(KeyLength::Aes128) => module.kernel("ring_sealed_128", SEALED_SHARED)?,
-                    Crypto::Gcm(KeyLength::Aes256) => module.kernel("ring_sealed_256", SEALED_SHARED)?,
-                },
-                any: match options.crypto {
-                    Crypto::None => Some(module.kernel("ring_plain_any", PLAIN_SHARED)?),
-                    Crypto::Gcm(_) => None,
-                },
+                common: module.kernel(common, shared)?,
+                any: module.kernel(any, shared)?,
                 states: DeviceBuffer::new(device, 8 * count)?,
                 inbox: zeroed(2 * inbox_half)?,
                 signals: zeroed(2 * signals_half * SIGNAL_BYTES)?,
@@ -277,31 +282,28 @@ impl GpuGroup {
                 ranks: ranks as u32,
             };
             let blocks = self.blocks.min(records.max(1) as u32);
-            let kernel = match (&rank.any, is_common(reduction)) {
-                (_, true) => &rank.common,
-                (Some(any), false) => any,
-                (None, false) => {
-                    return Err(Error::Unsupported {
-                        backend: "cuda",
-                        what: format!("{op:?} of {dtype:?}, sealed"),
-                    });
-                }
-            };
+            let kernel = if is_common(reduction) { &rank.common } else { &rank.any };
             let launch = Launch { blocks, threads: THREADS };
-            let Some(keys) = &self.keys else {
+            let result = match &self.keys {
                 // SAFETY: the plain kernels take `RingParams`; the group's buffers live as long as it, the caller
                 // answers for the others.
-                unsafe { kernel.launch(launch, streams[number], &params)? };
-                continue;
+                None => unsafe { kernel.launch(launch, streams[number], &params) },
+                Some(keys) => {
+                    let [own, predecessor] = keys.of_rank(number);
+                    let call = call(keys.session(), self.options.algorithm, dtype, op, count, ranks);
+                    let mut params = SealedRingParams { ring: params, own, predecessor, call };
+                    // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
+                    let result = unsafe { kernel.launch(launch, streams[number], &params) };
+                    params.own.round_keys.zeroize();
+                    params.predecessor.round_keys.zeroize();
+                    result
+                }
             };
-            let [own, predecessor] = keys.of_rank(number);
-            let call = call(keys.session(), self.options.algorithm, dtype, op, count, ranks);
-            let mut params = SealedRingParams { ring: params, own, predecessor, call };
-            // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
-            let result = unsafe { kernel.launch(launch, streams[number], &params) };
-            params.own.round_keys.zeroize();
-            params.predecessor.round_keys.zeroize();
-            result?;
+            if result.is_err() {
+                // Other ranks may have started.
+                self.poisoned = true;
+                return result;
+            }
         }
         if let Some(keys) = &mut self.keys
             && entered
@@ -340,6 +342,39 @@ impl GpuGroup {
         Ok(())
     }
 
+    /// Waits for the ranks' devices, and starts a new session with new keys. Ends the poisoning after a failure.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], [`Error::Randomness`]. The group is poisoned then.
+    pub fn rekey(&mut self) -> Result<()> {
+        self.poisoned = true;
+        for rank in &self.ranks {
+            rank.stream.device().synchronize()?;
+        }
+        for rank in &mut self.ranks {
+            rank.reset()?;
+        }
+        if let Some(keys) = &mut self.keys {
+            let streams: Vec<_> = self.ranks.iter().map(|rank| &rank.stream).collect();
+            keys.renew(&streams)?;
+        }
+        for rank in &self.ranks {
+            rank.stream.synchronize()?;
+        }
+        self.poisoned = false;
+        Ok(())
+    }
+
+    /// Whether a collective has failed and [`Self::rekey`] is needed.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    /// Where the messages to a rank arrive, all that ever crosses: its inbox and its signals.
+    pub fn mailbox(&self, rank: usize) -> [&DeviceBuffer; 2] {
+        [&self.ranks[rank].inbox, &self.ranks[rank].signals]
+    }
+
     /// Blocks that each rank runs, one on a multiprocessor.
     pub fn blocks(&self) -> u32 {
         self.blocks
@@ -347,6 +382,12 @@ impl GpuGroup {
 }
 
 impl Rank {
+    /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.
+    fn reset(&mut self) -> Result<()> {
+        self.signals.fill(0, &self.stream)?;
+        self.state.write(0, bytes_of(&[FIRST]), &self.stream)
+    }
+
     /// Lowers the schedule for vectors of this length, once.
     fn prepare_steps(&mut self, number: usize, ranks: usize, bytes: usize, relay: bool) -> Result<()> {
         if self.steps.contains_key(&bytes) {

@@ -13,6 +13,8 @@ use crate::{Error, Result};
 /// Keys and counters of a session whose ranks are all in this process.
 #[derive(Debug)]
 pub(super) struct GroupKeys {
+    secret: GroupSecret,
+    terms: Terms,
     root: Root,
     length: KeyLength,
     epoch: u64,
@@ -49,6 +51,8 @@ impl GroupKeys {
     ) -> Result<Self> {
         let ranks = modules.iter().zip(streams).map(|(module, stream)| RankKeys::new(module, stream));
         let mut keys = Self {
+            secret: secret.clone(),
+            terms,
             root: agree(secret, terms)?,
             length,
             epoch: 0,
@@ -58,6 +62,15 @@ impl GroupKeys {
         keys.prepare(0, streams)?;
         keys.prepare(1, streams)?;
         Ok(keys)
+    }
+
+    /// Derives another session; no work under the old one's keys may be left.
+    pub(super) fn renew(&mut self, streams: &[&Stream]) -> Result<()> {
+        self.root = agree(&self.secret, self.terms)?;
+        self.epoch = 0;
+        self.volume = Volume::new(self.terms.key_bytes);
+        self.prepare(0, streams)?;
+        self.prepare(1, streams)
     }
 
     /// The session's number; public.

@@ -348,13 +348,16 @@ unsafe fn leave<W: Wire>(block: &Block) {
             device::fence::system();
             let others = global::add_u32(params.state + EXITED, 1);
             let last = others + 1 == thread::grid_size();
-            shared::store_u32::<0>(W::VERDICT, last as u32);
+            // Asked by one thread: another rank may fail at any moment, and a part of the output must not be wiped.
+            let wipe = last && aborted(block);
+            shared::store_u32::<0>(W::VERDICT, last as u32 + wipe as u32);
         }
         device::sync_threads();
-        if shared::load_u32::<0>(W::VERDICT) == 0 {
+        let verdict = shared::load_u32::<0>(W::VERDICT);
+        if verdict == 0 {
             return;
         }
-        if aborted(block) {
+        if verdict == 2 {
             let mut at = thread::index() as u64;
             while at < params.bytes {
                 global::store_u8(params.output + at, 0);

@@ -445,3 +445,23 @@ kernel! {
         unsafe { sealed::<14, true>(&params) }
     }
 }
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// The sealed all-reduce with AES-128, for every element type and operation.
+    fn ring_sealed_any_128(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed::<10, false>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// The sealed all-reduce with AES-256, for every element type and operation.
+    fn ring_sealed_any_256(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed::<14, false>(&params) }
+    }
+}

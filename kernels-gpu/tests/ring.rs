@@ -10,7 +10,9 @@ use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
     PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
-use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128};
+use ringseal_kernels::sealed::{
+    SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128, ring_sealed_any_128,
+};
 use ringseal_kernels::step::{Step, chunk, ring_all_reduce};
 
 const F32: u32 = 0;
@@ -192,7 +194,7 @@ fn call(setup: &Setup) -> Call {
 }
 
 impl Group {
-    fn sealed(&self, keys: &Keys) {
+    fn sealed(&self, keys: &Keys, kernel: unsafe fn(SealedRingParams)) {
         let ranks = self.setup.ranks;
         let grids: Vec<_> = (0..ranks)
             .map(|rank| {
@@ -203,9 +205,7 @@ impl Group {
                     call: call(&self.setup),
                 };
                 // SAFETY: the group's memory is as the parameters say.
-                Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe {
-                    ring_sealed_128(params)
-                })
+                Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
             })
             .collect();
         launch(&grids);
@@ -253,7 +253,7 @@ fn sealed_sums_are_right_and_only_aes_gcm_crosses() {
         let keys = Keys::new(ranks);
         let mut group = Group::new(setup, &vectors);
         for sequence in 1..4 {
-            group.sealed(&keys);
+            group.sealed(&keys, ring_sealed_128);
             for rank in 0..ranks {
                 assert_eq!(group.states[rank as usize].failure, 0, "{ranks} ranks, {count}: rank {rank}");
                 assert!(group.output(rank) == expected, "{ranks} ranks, {count}: rank {rank}");
@@ -349,6 +349,18 @@ fn plain_other_types_misaligned_and_odd_lengths() {
         group.plain(0..ranks, ring_plain_any);
         assert!((0..ranks).all(|rank| group.output(rank) == expected));
     }
+}
+
+#[test]
+fn sealed_other_types_misaligned_and_odd_lengths() {
+    let (ranks, count) = (2, 1021);
+    let setup = Setup { shift: 3, ..setup(ranks, 1, count, 4096, reduction(U8, AVG)) };
+    let vectors = vectors(ranks, count);
+    let expected =
+        expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / ranks as u8]);
+    let mut group = Group::new(setup, &vectors);
+    group.sealed(&Keys::new(ranks), ring_sealed_any_128);
+    assert!((0..ranks).all(|rank| group.output(rank) == expected));
 }
 
 #[test]

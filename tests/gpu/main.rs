@@ -8,6 +8,7 @@ mod context;
 mod ctr;
 mod gcm;
 mod probe;
+mod ring;
 mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -28,7 +29,7 @@ fn main() {
     for (name, test) in probe::TESTS {
         trials.push(Trial::test(*name, || outcome(test())));
     }
-    for (name, test) in context::TESTS.iter().chain(ctr::TESTS) {
+    for (name, test) in context::TESTS.iter().chain(ctr::TESTS).chain(ring::TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }
@@ -36,7 +37,7 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS {
+    for (name, test) in gcm::TESTS.iter().chain(ring::SEALED_TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }

@@ -31,6 +31,16 @@ pub(crate) fn kernels(device: &Device) -> Result<Kernels, Box<dyn Error>> {
     }
 }
 
+/// PTX or cubin of the kernels under test.
+pub(crate) fn image(device: &Device) -> Result<Vec<u8>, Box<dyn Error>> {
+    if let Some(path) = std::env::var_os("RINGSEAL_TEST_PTX") {
+        return Ok(std::fs::read(path)?);
+    }
+    let capability = device.compute_capability()?;
+    let target = ringseal::ptx::for_compute_capability(capability.major, capability.minor);
+    Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).into())
+}
+
 /// Fresh random bytes, so that no run tests what the last one did.
 pub(crate) fn random_bytes(bytes: usize) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut vector = vec![0; bytes];

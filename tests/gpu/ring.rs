@@ -1,0 +1,438 @@
+//! All-reduce among ranks on one GPU: bit for bit what the CPU's ranks compute by the same schedule, and failures.
+
+use std::error::Error;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringseal::channel::{Crypto, GroupSecret, KeyLength};
+use ringseal::collective::{Algorithm, Buffers, Communicator, Options, Request};
+use ringseal::cuda::{
+    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream,
+};
+use ringseal::{Dtype, Error as Failure, ReduceOp};
+
+use crate::support::{GpuTest, Outcome, ensure, image, random_bytes};
+
+pub(crate) const TESTS: &[GpuTest] = &[
+    ("ring::plain_of_every_type_and_operation", |device| same_bits_as_cpu(device, Crypto::None)),
+    ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |device| missing_rank(device, Crypto::None)),
+];
+
+/// For these the kernels must have AES-GCM.
+pub(crate) const SEALED_TESTS: &[GpuTest] = &[
+    ("ring::aes128_of_every_type_and_operation", |device| same_bits_as_cpu(device, AES128)),
+    ("ring::aes256_of_every_type_and_operation", |device| same_bits_as_cpu(device, AES256)),
+    ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |device| missing_rank(device, AES256)),
+    ("ring::changed_bytes_fail_all_ranks_at_every_step", tamper),
+    ("ring::only_ciphertext_crosses", only_ciphertext_crosses),
+    ("ring::new_epochs_on_the_way", epochs),
+];
+
+const AES128: Crypto = Crypto::Gcm(KeyLength::Aes128);
+const AES256: Crypto = Crypto::Gcm(KeyLength::Aes256);
+/// What memory around a result holds, before and after.
+const GUARD: u8 = 0xa5;
+const GUARD_BYTES: usize = 64;
+
+/// One test at a time: kernels that wait for each other must all be resident.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One all-reduce of a test, of the elements from `offset` bytes on.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    dtype: Dtype,
+    op: ReduceOp,
+    count: usize,
+    offset: usize,
+    in_place: bool,
+}
+
+impl Case {
+    fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+}
+
+/// A group with all that a collective needs.
+struct Ranks {
+    group: GpuGroup,
+    streams: Vec<Stream>,
+    vectors: Vec<Vec<u8>>,
+    inputs: Vec<DeviceBuffer>,
+    outputs: Vec<DeviceBuffer>,
+}
+
+impl Ranks {
+    fn new(device: &Device, ranks: usize, options: GpuOptions) -> Result<Self, Box<dyn Error>> {
+        let bytes = options.max_bytes + GUARD_BYTES;
+        let streams = (0..ranks).map(|_| Stream::new(device)).collect::<Result<Vec<_>, _>>()?;
+        let vectors = (0..ranks).map(|_| random_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
+        let uploaded = vectors.iter().zip(&streams);
+        Ok(Self {
+            group: GpuGroup::new(
+                &vec![device.clone(); ranks],
+                &image(device)?,
+                &GroupSecret::random()?,
+                options,
+            )?,
+            inputs: uploaded
+                .map(|(vector, stream)| DeviceBuffer::from_host(vector, stream))
+                .collect::<Result<_, _>>()?,
+            outputs: (0..ranks)
+                .map(|_| DeviceBuffer::new(device, bytes + GUARD_BYTES))
+                .collect::<Result<_, _>>()?,
+            streams,
+            vectors,
+        })
+    }
+
+    /// Queues an all-reduce.
+    fn start(&mut self, case: &Case) -> Result<(), Box<dyn Error>> {
+        let streams: Vec<_> = self.streams.iter().collect();
+        let mut buffers = Vec::new();
+        for (rank, output) in self.outputs.iter_mut().enumerate() {
+            output.fill(GUARD, streams[rank])?;
+            let mut input = self.inputs[rank].pointer() + case.offset as u64;
+            let result = output.pointer() + case.offset as u64;
+            if case.in_place {
+                // SAFETY: both ranges are inside their buffers, and neither is touched before the copy is done.
+                unsafe { streams[rank].copy(result, input, case.bytes())? };
+                input = result;
+            }
+            buffers.push(RankBuffers { input, output: result });
+        }
+        // SAFETY: the buffers live until all streams are waited for, below or when they are freed; `count` elements lie
+        // inside.
+        unsafe { self.group.all_reduce(&buffers, case.count, case.dtype, case.op, &streams)? };
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), Box<dyn Error>> {
+        self.streams.iter().try_for_each(Stream::synchronize)?;
+        Ok(())
+    }
+
+    /// Each rank's result, once it is sure that nothing around it was written.
+    fn results(&self, case: &Case) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+        let mut results = Vec::new();
+        for (rank, (output, stream)) in self.outputs.iter().zip(&self.streams).enumerate() {
+            let mut bytes = vec![0; case.offset + case.bytes() + GUARD_BYTES];
+            output.read(0, &mut bytes, stream)?;
+            let end = case.offset + case.bytes();
+            let around = bytes[..case.offset].iter().chain(&bytes[end..]);
+            ensure!(
+                around.copied().all(|byte| byte == GUARD),
+                "{case:?}: rank {rank} wrote beyond its result"
+            );
+            results.push(bytes[case.offset..end].to_vec());
+        }
+        Ok(results)
+    }
+
+    /// What the ranks of a CPU get for each case.
+    fn expected(&self, cases: &[Case]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+        let options = Options { crypto: Crypto::None, algorithm: Algorithm::Ring, ..Options::default() };
+        let communicators = Communicator::in_process(self.vectors.len(), &GroupSecret::random()?, &options)?;
+        let reduce = |mut communicator: Communicator| -> ringseal::Result<Vec<Vec<u8>>> {
+            let vector = &self.vectors[communicator.rank()];
+            let results = cases.iter().map(|case| {
+                let mut output = vec![0; case.bytes()];
+                let input = &vector[case.offset..][..case.bytes()];
+                let buffers = Buffers::Apart { input, output: &mut output };
+                communicator.run(Request::AllReduce(case.op), case.dtype, buffers)?;
+                Ok(output)
+            });
+            results.collect()
+        };
+        let mut results = thread::scope(|scope| {
+            let threads: Vec<_> =
+                communicators.into_iter().map(|communicator| scope.spawn(|| reduce(communicator))).collect();
+            let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked"));
+            results.collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(results.swap_remove(0)?)
+    }
+
+    /// Does one all-reduce that must succeed.
+    fn succeeds(&mut self, case: &Case, expected: &[u8]) -> Outcome {
+        self.start(case)?;
+        self.wait()?;
+        self.group.outcome().map_err(|error| format!("{case:?}: {error}"))?;
+        let ranks = self.vectors.len();
+        for (rank, result) in self.results(case)?.into_iter().enumerate() {
+            if let Some(at) = (0..result.len()).find(|&at| result[at] != expected[at]) {
+                let (found, right) = (result[at], expected[at]);
+                return Err(format!(
+                    "{case:?}, {ranks} ranks: byte {at} on rank {rank} is {found:#04x}, not {right:#04x}"
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
+    GpuOptions { crypto, max_bytes, ..GpuOptions::default() }
+}
+
+/// Random bits, so infinities, subnormal numbers and NaNs of all payloads are among the floats.
+fn same_bits_as_cpu(device: &Device, crypto: Crypto) -> Outcome {
+    let _alone = alone();
+    const LONG: usize = (1 << 20) + 3;
+    let mut cases = Vec::new();
+    for dtype in Dtype::ALL {
+        for op in ReduceOp::ALL {
+            let common = matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
+                && matches!(op, ReduceOp::Sum | ReduceOp::Avg);
+            let counts: Vec<usize> = match common {
+                true => (0..=33).chain([1023, LONG]).collect(),
+                false => vec![0, 1, 15, 33, 1023],
+            };
+            for count in counts {
+                let number = cases.len();
+                let offset = if number.is_multiple_of(3) { dtype.size() } else { 0 };
+                cases.push(Case { dtype, op, count, offset, in_place: number % 2 == 1 });
+            }
+        }
+    }
+    for ranks in [1, 2, 3, 4, 8] {
+        let mut ranks = Ranks::new(device, ranks, options(crypto, 4 * LONG))?;
+        for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
+            ranks.succeeds(case, &expected)?;
+        }
+    }
+    Ok(())
+}
+
+/// While `stop` is 0, for at most 20 seconds: stores `value` to `address` again and again, unless that is null.
+const MEDDLE: &[u8] = b"
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry meddle(.param .align 8 .b8 parameters[24])
+{
+    .reg .pred %p;
+    .reg .b32 %value, %stopped;
+    .reg .b64 %address, %stop, %now, %end;
+    ld.param.u64 %address, [parameters];
+    ld.param.u64 %stop, [parameters+8];
+    ld.param.u32 %value, [parameters+16];
+    mov.u64 %end, %globaltimer;
+    add.u64 %end, %end, 20000000000;
+again:
+    setp.eq.u64 %p, %address, 0;
+    @%p bra stored;
+    st.volatile.global.u32 [%address], %value;
+stored:
+    ld.volatile.global.u32 %stopped, [%stop];
+    setp.ne.u32 %p, %stopped, 0;
+    @%p ret;
+    mov.u64 %now, %globaltimer;
+    setp.lt.u64 %p, %now, %end;
+    @%p bra again;
+    ret;
+}
+";
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MeddleParams {
+    address: u64,
+    stop: u64,
+    value: u32,
+    reserved: u32,
+}
+
+/// Runs [`MEDDLE`] until it is stopped.
+struct Meddler {
+    kernel: Kernel,
+    stop: DeviceBuffer,
+    /// Beside the one that is held or meddled with.
+    stream: Stream,
+}
+
+impl Meddler {
+    fn new(device: &Device) -> Result<Self, Box<dyn Error>> {
+        let stream = Stream::new(device)?;
+        let stop = DeviceBuffer::from_host(&[0; 4], &stream)?;
+        Ok(Self { kernel: Module::load(device, MEDDLE)?.kernel("meddle", 0)?, stop, stream })
+    }
+
+    /// Several blocks, so that a store follows on another within a fraction of a microsecond.
+    fn start(&mut self, blocks: u32, address: u64, stream: &Stream) -> Outcome {
+        self.stop.write(0, &[0; 4], &self.stream)?;
+        let value = u32::from_le_bytes(crate::support::random()?);
+        let params = MeddleParams { address, stop: self.stop.pointer(), value, reserved: 0 };
+        // SAFETY: `address` is null or a word of a live mailbox, whose content may be anything.
+        unsafe { self.kernel.launch(Launch { blocks, threads: 32 }, stream, &params)? };
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Outcome {
+        self.stop.write(0, &[1; 4], &self.stream)?;
+        Ok(())
+    }
+}
+
+/// What a failure leaves behind: poisoned ranks, until they are re-keyed.
+fn recovers(ranks: &mut Ranks, case: &Case, expected: &[u8]) -> Outcome {
+    ensure!(ranks.group.is_poisoned(), "not poisoned");
+    match ranks.start(case) {
+        Err(error) if matches!(error.downcast_ref(), Some(Failure::Poisoned)) => {}
+        other => return Err(format!("a poisoned group gave {other:?}").into()),
+    }
+    ranks.wait()?;
+    ranks.group.rekey()?;
+    ranks.succeeds(case, expected)?;
+    ranks.succeeds(case, expected)
+}
+
+/// The last rank's kernel starts only after the others have given up.
+fn missing_rank(device: &Device, crypto: Crypto) -> Outcome {
+    let _alone = alone();
+    let mut meddler = Meddler::new(device)?;
+    for count in [2, 3] {
+        let limit = Duration::from_millis(300);
+        let options = GpuOptions { timeout: limit, sm_budget: Some(16), ..options(crypto, 1 << 20) };
+        let mut ranks = Ranks::new(device, count, options)?;
+        let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: 100_000, offset: 0, in_place: false };
+        let expected = ranks.expected(&[case])?.remove(0);
+        ranks.succeeds(&case, &expected)?;
+        meddler.start(1, 0, &ranks.streams[count - 1])?;
+        let begun = Instant::now();
+        ranks.start(&case)?;
+        ranks.streams[..count - 1].iter().try_for_each(Stream::synchronize)?;
+        let waited = begun.elapsed();
+        meddler.stop()?;
+        ranks.wait()?;
+        ensure!(waited >= limit && waited < 10 * limit, "the others gave up after {waited:?}");
+        match ranks.group.outcome() {
+            Err(Failure::Deadline { waited_ms: 300, .. }) => {}
+            other => return Err(format!("{count} ranks without the last: {other:?}").into()),
+        }
+        ensure!(ranks.results(&case)?.concat().iter().all(|&byte| byte == 0), "a result was left");
+        recovers(&mut ranks, &case, &expected)?;
+    }
+    Ok(())
+}
+
+/// Overwrites four bytes of a record or a tag between the sender and the receiver: the storm of stores begins before the
+/// collective, and between the sender's store and the receiver's load lie the rest of a long record or its opening.
+fn tamper(device: &Device) -> Outcome {
+    let _alone = alone();
+    const RECORD: usize = 64 << 10;
+    /// Where in a record, or in its tag.
+    enum Word {
+        Text(usize),
+        Tag(usize),
+    }
+    let mut meddler = Meddler::new(device)?;
+    let storm = Stream::new(device)?;
+    for (count, crypto) in [(2, AES128), (2, AES256), (3, AES256)] {
+        let bytes = 2 * RECORD * count;
+        let options =
+            GpuOptions { record_bytes: Some(RECORD), sm_budget: Some(16), ..options(crypto, bytes) };
+        let mut ranks = Ranks::new(device, count, options)?;
+        let case =
+            Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
+        let expected = ranks.expected(&[case])?.remove(0);
+        // Loads the kernels, which may have to wait for those that run.
+        ranks.succeeds(&case, &expected)?;
+        let messages = 2 * (count - 1);
+        for message in 0..messages {
+            for (record, word) in [
+                (0, Word::Text(0)),
+                (1, Word::Text(RECORD / 2 + 12)),
+                (1, Word::Text(RECORD - 4)),
+                (0, Word::Tag(0)),
+                (1, Word::Tag(12)),
+            ] {
+                let victim = message % count;
+                // Re-keyed ranks, or new ones, begin with the first halves of their mailboxes.
+                ranks.group.rekey()?;
+                let [inbox, signals] = ranks.group.mailbox(victim);
+                let number = message * 2 + record;
+                let address = match word {
+                    Word::Text(at) => inbox.pointer() + (number * RECORD + at) as u64,
+                    Word::Tag(at) => signals.pointer() + (number * 32 + at) as u64,
+                };
+                meddler.start(8, address, &storm)?;
+                ranks.start(&case)?;
+                ranks.wait()?;
+                meddler.stop()?;
+                storm.synchronize()?;
+                match ranks.group.outcome() {
+                    Err(Failure::Record { rank, step, record: number })
+                        if (rank, step, number) == (victim, message, record) => {}
+                    other => {
+                        return Err(format!(
+                            "{count} ranks: record {record} of message {message} to rank {victim}: {other:?}"
+                        )
+                        .into());
+                    }
+                }
+                for (rank, result) in ranks.results(&case)?.iter().enumerate() {
+                    let wiped = result.iter().all(|&byte| byte == 0);
+                    // Ranks that had all they need before the last message was refused may keep it.
+                    let complete = message == messages - 1 && rank != victim && *result == expected;
+                    ensure!(wiped || complete, "message {message} to rank {victim}: rank {rank} kept data");
+                }
+                recovers(&mut ranks, &case, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All that the ranks' memory received is looked through for a plaintext that would be seen.
+fn only_ciphertext_crosses(device: &Device) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 20;
+    let ones = 1.0f32.to_le_bytes().repeat(bytes / 4);
+    for (crypto, readable) in [(Crypto::None, true), (AES128, false), (AES256, false)] {
+        let mut ranks = Ranks::new(device, 3, options(crypto, bytes))?;
+        for (input, stream) in ranks.inputs.iter_mut().zip(&ranks.streams) {
+            input.write(0, &ones, stream)?;
+        }
+        ranks.vectors.iter_mut().for_each(|vector| vector[..bytes].copy_from_slice(&ones));
+        let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: true };
+        let expected = ranks.expected(&[case])?.remove(0);
+        ranks.succeeds(&case, &expected)?;
+        for rank in 0..3 {
+            let received = ranks.group.mailbox(rank)[0].to_host(&ranks.streams[rank])?;
+            let found = [1.0f32, 2.0, 3.0].map(|sum| {
+                let sums = sum.to_le_bytes().repeat(4);
+                received.chunks_exact(16).any(|block| block == sums)
+            });
+            ensure!(found == [readable; 3], "{crypto:?}: rank {rank} received sums in plain: {found:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Keys that last for two collectives or one.
+fn epochs(device: &Device) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 18;
+    for key_bytes in [3 * bytes as u64, 5 * bytes as u64] {
+        let mut ranks = Ranks::new(device, 2, GpuOptions { key_bytes, ..options(AES256, bytes) })?;
+        let case =
+            Case { dtype: Dtype::Bf16, op: ReduceOp::Avg, count: bytes / 2, offset: 0, in_place: false };
+        let expected = ranks.expected(&[case])?.remove(0);
+        for _ in 0..9 {
+            ranks.start(&case)?;
+        }
+        ranks.succeeds(&case, &expected)?;
+    }
+    let mut ranks = Ranks::new(device, 2, GpuOptions { key_bytes: 1 << 10, ..options(AES256, bytes) })?;
+    let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
+    match ranks.start(&case) {
+        Err(error) if matches!(error.downcast_ref(), Some(Failure::KeyExhausted { .. })) => Ok(()),
+        other => Err(format!("more than a key may encrypt gave {other:?}").into()),
+    }
+}
