@@ -208,6 +208,7 @@ impl Toolchain {
             .arg("--target-dir")
             .arg(target_dir)
             .args(CARGO_ARGS)
+            .args(["--config", "profile.release.package.ringseal-kernels.opt-level=3"]) // the host build has less
             .arg("--")
             .args(RUSTC_ARGS)
             .env("RUSTC_BOOTSTRAP", "1")
