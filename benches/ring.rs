@@ -1,5 +1,6 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
-//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]`.
+//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
+//! [--json FILE]`.
 //!
 //! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20.
 
@@ -24,6 +25,7 @@ struct Arguments {
     crypto: Crypto,
     dtype: Dtype,
     nccl: bool,
+    json: Option<String>,
 }
 
 fn arguments() -> Arguments {
@@ -39,6 +41,7 @@ fn arguments() -> Arguments {
         crypto: Crypto::None,
         dtype: Dtype::F32,
         nccl: false,
+        json: None,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -59,6 +62,7 @@ fn arguments() -> Arguments {
             "--bf16" => parsed.dtype = Dtype::Bf16,
             "--i32" => parsed.dtype = Dtype::I32,
             "--nccl" => parsed.nccl = true,
+            "--json" => parsed.json = Some(value()),
             // Given by `cargo bench` itself.
             "--bench" => {}
             _ => panic!("unknown argument {word}"),
@@ -138,6 +142,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         input.write(0, &host, streams[rank])?;
         streams[rank].synchronize()?;
     }
+    let mut rows = Vec::new();
     let mut bytes = arguments.min;
     while bytes <= arguments.max {
         let count = bytes / size;
@@ -157,15 +162,32 @@ fn run(arguments: &Arguments) -> Result<()> {
                 host.chunks_exact(size).enumerate().filter(|(i, got)| *got != &sums[key(*i)][..]).count();
         }
         print!("{bytes:>11} {} {wrong:>7} |", columns(&ours, bytes, ranks));
+        let mut row = serde_json::json!({ "bytes": bytes, "wrong": wrong, "us": summary(&ours) });
         if let Some(nccl) = &nccl {
             // SAFETY: as above.
             let theirs = measure(&streams, bytes, || unsafe {
                 nccl.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
             })?;
             print!(" {}", columns(&theirs, bytes, ranks));
+            row["nccl_us"] = summary(&theirs);
         }
         println!();
+        rows.push(row);
         bytes *= 4;
+    }
+    if let Some(path) = &arguments.json {
+        let run = serde_json::json!({
+            "device": devices[0].name()?,
+            "gpus": arguments.devices,
+            "ranks": ranks,
+            "blocks": group.blocks(),
+            "algorithm": arguments.algorithm.name(),
+            "crypto": format!("{:?}", arguments.crypto),
+            "dtype": format!("{:?}", arguments.dtype),
+            "nccl": nccl.as_ref().map(Nccl::version).transpose()?,
+            "rows": rows,
+        });
+        std::fs::write(path, format!("{run:#}\n")).expect("results can be written");
     }
     Ok(())
 }
@@ -220,6 +242,11 @@ fn measure(
     }
     times.sort_by(f64::total_cmp);
     Ok(times)
+}
+
+/// Median, least and greatest.
+fn summary(times: &[f64]) -> serde_json::Value {
+    serde_json::json!([times[times.len() / 2], times[0], times[times.len() - 1]])
 }
 
 fn columns(times: &[f64], bytes: usize, ranks: usize) -> String {

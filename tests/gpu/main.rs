@@ -41,6 +41,13 @@ fn main() {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }
+    let several = has_gcm && Device::count().is_ok_and(|count| count >= 2);
+    if has_gcm && !several && !arguments.list {
+        println!("skipped: one GPU: the tests across GPUs count as ignored");
+    }
+    for (name, test) in ring::ACROSS_GPUS_TESTS {
+        trials.push(Trial::test(*name, || outcome(test())).with_ignored_flag(!several));
+    }
     libtest_mimic::run(&arguments, trials).exit();
 }
 

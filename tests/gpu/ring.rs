@@ -1,4 +1,4 @@
-//! All-reduce among ranks on one GPU: bit for bit what the CPU's ranks compute by the same schedule, and failures.
+//! All-reduce among ranks on one GPU and on several: bit for bit what the CPU's ranks compute by the same schedule, and failures.
 
 use std::error::Error;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,22 +12,44 @@ use ringseal::cuda::{
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
-use crate::support::{GpuTest, Outcome, ensure, image, random_bytes};
+use crate::support::{GpuTest, HostTest, Outcome, ensure, image, random_bytes};
 
 pub(crate) const TESTS: &[GpuTest] = &[
-    ("ring::plain_of_every_type_and_operation", |device| same_bits_as_cpu(device, Crypto::None)),
-    ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |device| missing_rank(device, Crypto::None)),
+    ("ring::plain_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], Crypto::None)),
+    ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
+        missing_rank(&[gpu.clone()], Crypto::None)
+    }),
 ];
 
 /// For these the kernels must have AES-GCM.
 pub(crate) const SEALED_TESTS: &[GpuTest] = &[
-    ("ring::aes128_of_every_type_and_operation", |device| same_bits_as_cpu(device, AES128)),
-    ("ring::aes256_of_every_type_and_operation", |device| same_bits_as_cpu(device, AES256)),
-    ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |device| missing_rank(device, AES256)),
-    ("ring::changed_bytes_fail_all_ranks_at_every_step", tamper),
-    ("ring::only_ciphertext_crosses", only_ciphertext_crosses),
-    ("ring::new_epochs_on_the_way", epochs),
+    ("ring::aes128_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], AES128)),
+    ("ring::aes256_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], AES256)),
+    ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |gpu| missing_rank(&[gpu.clone()], AES256)),
+    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(&[gpu.clone()])),
+    ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(&[gpu.clone()])),
+    ("ring::new_epochs_on_the_way", |gpu| epochs(&[gpu.clone()])),
 ];
+
+/// For these there must be two GPUs as well.
+pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
+    ("ring::across_gpus::plain_of_every_type_and_operation", || same_bits_as_cpu(&gpus()?, Crypto::None)),
+    ("ring::across_gpus::aes256_of_every_type_and_operation", || same_bits_as_cpu(&gpus()?, AES256)),
+    ("ring::across_gpus::aes256_ends_at_the_deadline_when_a_rank_is_missing", || {
+        missing_rank(&gpus()?, AES256)
+    }),
+    ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || tamper(&gpus()?)),
+    ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
+];
+
+fn gpus() -> Result<Vec<Device>, Failure> {
+    (0..Device::count()?).map(Device::open).collect()
+}
+
+/// Where each rank is: the GPUs in turn.
+fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
+    gpus.iter().cycle().take(ranks).cloned().collect()
+}
 
 const AES128: Crypto = Crypto::Gcm(KeyLength::Aes128);
 const AES256: Crypto = Crypto::Gcm(KeyLength::Aes256);
@@ -67,23 +89,20 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn new(device: &Device, ranks: usize, options: GpuOptions) -> Result<Self, Box<dyn Error>> {
+    /// With one rank on each of the devices.
+    fn new(devices: &[Device], options: GpuOptions) -> Result<Self, Box<dyn Error>> {
         let bytes = options.max_bytes + GUARD_BYTES;
-        let streams = (0..ranks).map(|_| Stream::new(device)).collect::<Result<Vec<_>, _>>()?;
-        let vectors = (0..ranks).map(|_| random_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
+        let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
+        let vectors = devices.iter().map(|_| random_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
         let uploaded = vectors.iter().zip(&streams);
         Ok(Self {
-            group: GpuGroup::new(
-                &vec![device.clone(); ranks],
-                &image(device)?,
-                &GroupSecret::random()?,
-                options,
-            )?,
+            group: GpuGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?,
             inputs: uploaded
                 .map(|(vector, stream)| DeviceBuffer::from_host(vector, stream))
                 .collect::<Result<_, _>>()?,
-            outputs: (0..ranks)
-                .map(|_| DeviceBuffer::new(device, bytes + GUARD_BYTES))
+            outputs: devices
+                .iter()
+                .map(|device| DeviceBuffer::new(device, bytes + GUARD_BYTES))
                 .collect::<Result<_, _>>()?,
             streams,
             vectors,
@@ -181,7 +200,7 @@ fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
 }
 
 /// Random bits, so infinities, subnormal numbers and NaNs of all payloads are among the floats.
-fn same_bits_as_cpu(device: &Device, crypto: Crypto) -> Outcome {
+fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
     let _alone = alone();
     const LONG: usize = (1 << 20) + 3;
     let mut cases = Vec::new();
@@ -201,7 +220,7 @@ fn same_bits_as_cpu(device: &Device, crypto: Crypto) -> Outcome {
         }
     }
     for ranks in [1, 2, 3, 4, 8] {
-        let mut ranks = Ranks::new(device, ranks, options(crypto, 4 * LONG))?;
+        let mut ranks = Ranks::new(&places(gpus, ranks), options(crypto, 4 * LONG))?;
         for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
             ranks.succeeds(case, &expected)?;
         }
@@ -293,13 +312,14 @@ fn recovers(ranks: &mut Ranks, case: &Case, expected: &[u8]) -> Outcome {
 }
 
 /// The last rank's kernel starts only after the others have given up.
-fn missing_rank(device: &Device, crypto: Crypto) -> Outcome {
+fn missing_rank(gpus: &[Device], crypto: Crypto) -> Outcome {
     let _alone = alone();
-    let mut meddler = Meddler::new(device)?;
     for count in [2, 3] {
+        let devices = places(gpus, count);
+        let mut meddler = Meddler::new(&devices[count - 1])?;
         let limit = Duration::from_millis(300);
         let options = GpuOptions { timeout: limit, sm_budget: Some(16), ..options(crypto, 1 << 20) };
-        let mut ranks = Ranks::new(device, count, options)?;
+        let mut ranks = Ranks::new(&devices, options)?;
         let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: 100_000, offset: 0, in_place: false };
         let expected = ranks.expected(&[case])?.remove(0);
         ranks.succeeds(&case, &expected)?;
@@ -323,7 +343,7 @@ fn missing_rank(device: &Device, crypto: Crypto) -> Outcome {
 
 /// Overwrites four bytes of a record or a tag between the sender and the receiver: the storm of stores begins before the
 /// collective, and between the sender's store and the receiver's load lie the rest of a long record or its opening.
-fn tamper(device: &Device) -> Outcome {
+fn tamper(gpus: &[Device]) -> Outcome {
     let _alone = alone();
     const RECORD: usize = 64 << 10;
     /// Where in a record, or in its tag.
@@ -331,13 +351,12 @@ fn tamper(device: &Device) -> Outcome {
         Text(usize),
         Tag(usize),
     }
-    let mut meddler = Meddler::new(device)?;
-    let storm = Stream::new(device)?;
     for (count, crypto) in [(2, AES128), (2, AES256), (3, AES256)] {
+        let devices = places(gpus, count);
         let bytes = 2 * RECORD * count;
         let options =
             GpuOptions { record_bytes: Some(RECORD), sm_budget: Some(16), ..options(crypto, bytes) };
-        let mut ranks = Ranks::new(device, count, options)?;
+        let mut ranks = Ranks::new(&devices, options)?;
         let case =
             Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
         let expected = ranks.expected(&[case])?.remove(0);
@@ -345,6 +364,9 @@ fn tamper(device: &Device) -> Outcome {
         ranks.succeeds(&case, &expected)?;
         let messages = 2 * (count - 1);
         for message in 0..messages {
+            let victim = message % count;
+            let mut meddler = Meddler::new(&devices[victim])?;
+            let storm = Stream::new(&devices[victim])?;
             for (record, word) in [
                 (0, Word::Text(0)),
                 (1, Word::Text(RECORD / 2 + 12)),
@@ -352,7 +374,6 @@ fn tamper(device: &Device) -> Outcome {
                 (0, Word::Tag(0)),
                 (1, Word::Tag(12)),
             ] {
-                let victim = message % count;
                 // Re-keyed ranks, or new ones, begin with the first halves of their mailboxes.
                 ranks.group.rekey()?;
                 let [inbox, signals] = ranks.group.mailbox(victim);
@@ -390,12 +411,12 @@ fn tamper(device: &Device) -> Outcome {
 }
 
 /// All that the ranks' memory received is looked through for a plaintext that would be seen.
-fn only_ciphertext_crosses(device: &Device) -> Outcome {
+fn only_ciphertext_crosses(gpus: &[Device]) -> Outcome {
     let _alone = alone();
     let bytes = 1 << 20;
     let ones = 1.0f32.to_le_bytes().repeat(bytes / 4);
     for (crypto, readable) in [(Crypto::None, true), (AES128, false), (AES256, false)] {
-        let mut ranks = Ranks::new(device, 3, options(crypto, bytes))?;
+        let mut ranks = Ranks::new(&places(gpus, 3), options(crypto, bytes))?;
         for (input, stream) in ranks.inputs.iter_mut().zip(&ranks.streams) {
             input.write(0, &ones, stream)?;
         }
@@ -416,11 +437,11 @@ fn only_ciphertext_crosses(device: &Device) -> Outcome {
 }
 
 /// Keys that last for two collectives or one.
-fn epochs(device: &Device) -> Outcome {
+fn epochs(gpus: &[Device]) -> Outcome {
     let _alone = alone();
     let bytes = 1 << 18;
     for key_bytes in [3 * bytes as u64, 5 * bytes as u64] {
-        let mut ranks = Ranks::new(device, 2, GpuOptions { key_bytes, ..options(AES256, bytes) })?;
+        let mut ranks = Ranks::new(&places(gpus, 2), GpuOptions { key_bytes, ..options(AES256, bytes) })?;
         let case =
             Case { dtype: Dtype::Bf16, op: ReduceOp::Avg, count: bytes / 2, offset: 0, in_place: false };
         let expected = ranks.expected(&[case])?.remove(0);
@@ -429,7 +450,8 @@ fn epochs(device: &Device) -> Outcome {
         }
         ranks.succeeds(&case, &expected)?;
     }
-    let mut ranks = Ranks::new(device, 2, GpuOptions { key_bytes: 1 << 10, ..options(AES256, bytes) })?;
+    let mut ranks =
+        Ranks::new(&places(gpus, 2), GpuOptions { key_bytes: 1 << 10, ..options(AES256, bytes) })?;
     let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
     match ranks.start(&case) {
         Err(error) if matches!(error.downcast_ref(), Some(Failure::KeyExhausted { .. })) => Ok(()),
