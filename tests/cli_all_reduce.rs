@@ -84,7 +84,14 @@ fn the_emulated_gpu_kernels_seal_too() {
     let arguments =
         ["all-reduce", "--backend", "emulated", "--ranks", "2", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0"];
     let text = String::from_utf8(succeeds(run(ringseal(arguments), b""))).unwrap();
-    assert!(text.contains("by the emulated backend") && text.contains("every rank is right"), "{text}");
+    assert!(text.contains("backend emulated") && text.contains("every rank is right"), "{text}");
+}
+
+#[test]
+fn ranks_on_gpus_need_gpus() {
+    let mut command = ringseal(["all-reduce", "--backend", "cuda"]);
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    fails(&run(command, b""), 2, &["no usable CUDA device"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod benchmark;
 mod files;
+mod gpu;
 mod group;
 
 use std::io::{self, Write};
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     /// Bytes sealed as one message [default: 64K].
     #[arg(long, value_name = "BYTES")]
     record: Option<ByteSize>,
-    /// Where the cryptography runs; here auto means the CPU, as the ranks' data are in its memory.
+    /// Where the ranks are: cuda puts one on each GPU in turn, auto and cpu run them on the CPU.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
     #[command(flatten)]

@@ -95,9 +95,10 @@ impl Benchmark {
     /// Measures every size, prints the table, and fails if an element was wrong.
     pub(super) fn run(self) -> Outcome {
         let json = self.json.as_deref().map(AtomicFile::create).transpose()?;
-        let mut group = Group::new(&self.setup)?;
-        let mut plain = self.setup.plain_ring().as_ref().map(Group::new).transpose()?;
-        let description = self.setup.description();
+        let mut group = Group::new(&self.setup, self.sweep.largest())?;
+        let mut plain =
+            self.setup.plain_ring().map(|setup| Group::new(&setup, self.sweep.largest())).transpose()?;
+        let description = self.setup.description()?;
         let mut stdout = io::stdout().lock();
         self.write_preamble(&mut stdout, &description, plain.is_some()).map_err(Failure::stdout)?;
         let mut rows = Vec::new();

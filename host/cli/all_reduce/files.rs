@@ -20,7 +20,8 @@ const LEAST_SLICE_BYTES: usize = 1 << 20;
 pub(super) fn reduce(setup: &Setup, op: ReduceOp, inputs: &[PathBuf], output: &Path) -> Outcome {
     let files = TensorFiles::open(inputs, output)?;
     let mut target = AtomicFile::create(output)?;
-    let mut group = Group::new(setup)?;
+    let largest = files.tensors().iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
+    let mut group = Group::new(setup, largest.min(slice_bytes(files.ranks()) as u64) as usize)?;
     if files.metadata_dropped() {
         warn("the inputs' __metadata__ differ, so the output has none");
     }
@@ -44,8 +45,13 @@ pub(super) fn reduce(setup: &Setup, op: ReduceOp, inputs: &[PathBuf], output: &P
 
 /// Where each slice of a tensor begins and how long it is, in bytes. No slice splits an element.
 fn slices(bytes: u64, ranks: usize) -> impl Iterator<Item = (u64, usize)> {
-    let slice = (BUFFER_BYTES / ranks).max(LEAST_SLICE_BYTES).next_multiple_of(8);
+    let slice = slice_bytes(ranks);
     (0..bytes).step_by(slice).map(move |start| (start, (bytes - start).min(slice as u64) as usize))
+}
+
+/// Bytes of a full slice: whole elements of every type.
+fn slice_bytes(ranks: usize) -> usize {
+    (BUFFER_BYTES / ranks).max(LEAST_SLICE_BYTES).next_multiple_of(8)
 }
 
 /// Reads a slice of every rank's tensor.

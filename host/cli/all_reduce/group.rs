@@ -1,13 +1,16 @@
-//! The ranks of a run, all in this process, each on a thread of its own.
+//! The ranks of a run: in this process, each on a thread of its own, or on GPUs.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
+use ringseal::cuda::{Device, GpuOptions};
 use ringseal::{Dtype, ReduceOp};
 
+use super::gpu::{self, GpuRanks};
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::ByteSize;
@@ -49,11 +52,22 @@ impl Choice {
 }
 
 /// How many ranks, and how they work together.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Setup {
     ranks: usize,
+    home: Home,
     choice: Choice,
-    options: Options,
+    crypto: Crypto,
+    record_bytes: Option<usize>,
+}
+
+/// Where the ranks and their vectors are.
+#[derive(Clone)]
+enum Home {
+    /// In this process, with their cipher.
+    Process(Arc<dyn Backend>),
+    /// On GPUs, one for each rank; some may be the same.
+    Gpus(Vec<Device>),
 }
 
 impl Setup {
@@ -70,20 +84,20 @@ impl Setup {
         if ranks > MAX_RANKS {
             return Err(Failure::Input(format!("--ranks {ranks}: at most {MAX_RANKS} run in one process")));
         }
-        let backend = match backend {
-            // The ranks' vectors are in this process's memory, and so is the link: a GPU would only add copies.
-            BackendName::Auto => BackendName::Cpu.open()?,
-            named => named.open()?,
+        let home = match backend {
+            BackendName::Cuda => Home::Gpus(gpu::devices(ranks)?),
+            BackendName::Auto => Home::Process(BackendName::Cpu.open()?),
+            named => Home::Process(named.open()?),
         };
-        if crypto != Crypto::None && !backend.has_gcm() {
+        if let Home::Process(backend) = &home
+            && crypto != Crypto::None
+            && !backend.has_gcm()
+        {
             let what =
                 format!("--backend {}: it has no AES-GCM here; use cpu, or --crypto none", backend.name());
             return Err(Failure::Input(what));
         }
-        let defaults = Options::default();
-        let record_bytes = record.map_or(defaults.record_bytes, |ByteSize(bytes)| bytes);
-        let options = Options { crypto, backend, record_bytes, timeout: TIMEOUT, ..defaults };
-        Ok(Self { ranks, choice, options })
+        Ok(Self { ranks, home, choice, crypto, record_bytes: record.map(|ByteSize(bytes)| bytes) })
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -92,42 +106,68 @@ impl Setup {
 
     /// The ring without encryption, to compare with; `None` when there is nothing to compare.
     pub(super) fn plain_ring(&self) -> Option<Self> {
-        let options = Options { crypto: Crypto::None, ..self.options.clone() };
-        let plain = Self { choice: Choice::Always(Algorithm::Ring), options, ..self.clone() };
-        (self.options.crypto != Crypto::None).then_some(plain)
+        let plain = Self { choice: Choice::Always(Algorithm::Ring), crypto: Crypto::None, ..self.clone() };
+        (self.crypto != Crypto::None).then_some(plain)
     }
 
     /// In words, for the head of a table.
-    pub(super) fn description(&self) -> String {
-        let Self { ranks, choice, options } = self;
-        let algorithm = match choice {
-            Choice::Auto => {
-                format!("direct up to {} and relay ring above", ByteSize(DIRECT_BYTES))
+    pub(super) fn description(&self) -> Outcome<String> {
+        let Self { ranks, home, choice, crypto, record_bytes } = self;
+        let home = match home {
+            Home::Process(backend) => format!("in one process, backend {}", backend.name()),
+            Home::Gpus(devices) => {
+                let distinct = devices.iter().map(|device| device.ordinal() + 1).max().unwrap_or(0);
+                format!("on {distinct} x {}, backend cuda", devices[0].name()?)
             }
+        };
+        let algorithm = match choice {
+            Choice::Auto if home.ends_with("cuda") => Algorithm::Ring.name().into(),
+            Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
             Choice::Always(algorithm) => algorithm.name().into(),
         };
-        let crypto = match options.crypto {
+        let crypto = match crypto {
             Crypto::None => "not encrypted".into(),
-            Crypto::Gcm(length) => {
-                format!("AES-{}-GCM by the {} backend", 8 * length.bytes(), options.backend.name())
-            }
+            Crypto::Gcm(length) => format!("AES-{}-GCM", 8 * length.bytes()),
         };
-        let record = ByteSize(options.record_bytes);
-        format!("all-reduce over {ranks} ranks in one process, {algorithm}, {crypto}, records of {record}")
+        let records = record_bytes.map_or(String::new(), |bytes| format!(", records of {}", ByteSize(bytes)));
+        Ok(format!("all-reduce, {ranks} ranks {home}, {algorithm}, {crypto}{records}"))
+    }
+
+    fn options(&self, backend: Arc<dyn Backend>) -> Options {
+        let defaults = Options::default();
+        let record_bytes = self.record_bytes.unwrap_or(defaults.record_bytes);
+        Options { crypto: self.crypto, backend, record_bytes, timeout: TIMEOUT, ..defaults }
+    }
+
+    fn gpu_options(&self, max_bytes: usize) -> GpuOptions {
+        let algorithm = match self.choice {
+            Choice::Auto => Algorithm::Ring,
+            Choice::Always(algorithm) => algorithm,
+        };
+        let record_bytes = self.record_bytes;
+        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, ..GpuOptions::default() }
     }
 }
 
 /// The ranks, ready to work.
-pub(super) struct Group {
-    ranks: Vec<Communicator>,
-    choice: Choice,
+pub(super) enum Group {
+    /// In this process.
+    Process(Vec<Communicator>, Choice),
+    /// On GPUs.
+    Gpus(GpuRanks),
 }
 
 impl Group {
-    /// Makes the ranks; they share a fresh secret.
-    pub(super) fn new(setup: &Setup) -> Outcome<Self> {
-        let ranks = Communicator::in_process(setup.ranks, &GroupSecret::random()?, &setup.options)?;
-        Ok(Self { ranks, choice: setup.choice })
+    /// Makes the ranks, which share a fresh secret, for vectors of up to `max_bytes`.
+    pub(super) fn new(setup: &Setup, max_bytes: usize) -> Outcome<Self> {
+        Ok(match &setup.home {
+            Home::Process(backend) => {
+                let options = setup.options(backend.clone());
+                let ranks = Communicator::in_process(setup.ranks, &GroupSecret::random()?, &options)?;
+                Self::Process(ranks, setup.choice)
+            }
+            Home::Gpus(devices) => Self::Gpus(GpuRanks::new(devices, setup.gpu_options(max_bytes))?),
+        })
     }
 
     /// Reduces each rank's input into each rank's output. Returns how long it took.
@@ -138,8 +178,15 @@ impl Group {
         dtype: Dtype,
         op: ReduceOp,
     ) -> Outcome<Duration> {
-        let vectors = inputs.iter().zip(outputs).map(|(input, output)| Buffers::Apart { input, output });
-        self.run(vectors, inputs[0].len(), dtype, op)
+        let bytes = inputs[0].len();
+        match self {
+            Self::Gpus(ranks) => Ok(ranks.all_reduce(inputs, outputs, dtype, op)?),
+            Self::Process(ranks, choice) => {
+                let apart =
+                    inputs.iter().zip(outputs).map(|(input, output)| Buffers::Apart { input, output });
+                run(ranks, choice.algorithm(bytes), apart, dtype, op)
+            }
+        }
     }
 
     /// Reduces the ranks' vectors where they lie. Returns how long it took.
@@ -150,22 +197,27 @@ impl Group {
         op: ReduceOp,
     ) -> Outcome<Duration> {
         let bytes = vectors[0].len();
-        self.run(vectors.iter_mut().map(|vector| Buffers::InPlace(vector)), bytes, dtype, op)
+        match self {
+            Self::Gpus(ranks) => Ok(ranks.all_reduce_in_place(vectors, dtype, op)?),
+            Self::Process(ranks, choice) => {
+                let in_place = vectors.iter_mut().map(|vector| Buffers::InPlace(vector));
+                run(ranks, choice.algorithm(bytes), in_place, dtype, op)
+            }
+        }
     }
+}
 
-    fn run<'a>(
-        &mut self,
-        vectors: impl Iterator<Item = Buffers<'a>>,
-        bytes: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-    ) -> Outcome<Duration> {
-        let algorithm = self.choice.algorithm(bytes);
-        self.ranks.iter_mut().for_each(|rank| rank.set_algorithm(algorithm));
-        on_every_rank(self.ranks.iter_mut().zip(vectors), |(rank, vector)| {
-            rank.run(Request::AllReduce(op), dtype, vector)
-        })
-    }
+fn run<'a>(
+    ranks: &mut [Communicator],
+    algorithm: Algorithm,
+    vectors: impl Iterator<Item = Buffers<'a>>,
+    dtype: Dtype,
+    op: ReduceOp,
+) -> Outcome<Duration> {
+    ranks.iter_mut().for_each(|rank| rank.set_algorithm(algorithm));
+    on_every_rank(ranks.iter_mut().zip(vectors), |(rank, vector)| {
+        rank.run(Request::AllReduce(op), dtype, vector)
+    })
 }
 
 /// Opens once, for all threads that wait at it.

@@ -1,0 +1,110 @@
+//! Ranks on GPUs: one on each, or several where there are more ranks than GPUs.
+
+use std::time::Duration;
+
+use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, RankBuffers, Stream};
+use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
+
+/// The GPUs of `ranks` ranks, dealt in turn.
+pub(super) fn devices(ranks: usize) -> Result<Vec<Device>> {
+    let count = Device::count()?;
+    if count == 0 {
+        return Err(Error::NoDevice("the driver offers no GPU".into()));
+    }
+    (0..ranks).map(|rank| Device::open(rank % count)).collect()
+}
+
+/// The ranks, with room for their vectors on the GPUs.
+pub(super) struct GpuRanks {
+    group: GpuGroup,
+    streams: Vec<Stream>,
+    inputs: Vec<DeviceBuffer>,
+    outputs: Vec<DeviceBuffer>,
+}
+
+impl GpuRanks {
+    /// One rank on each of `devices`; they share a fresh secret.
+    pub(super) fn new(devices: &[Device], options: GpuOptions) -> Result<Self> {
+        let capability = devices[0].compute_capability()?;
+        let target = ptx::for_compute_capability(capability.major, capability.minor).ok_or_else(|| {
+            Error::NoDevice(format!("compute capability {capability}, but 8.0 or newer is needed"))
+        })?;
+        let room = |device| DeviceBuffer::new(device, options.max_bytes.max(1));
+        Ok(Self {
+            streams: devices.iter().map(Stream::new).collect::<Result<_>>()?,
+            inputs: devices.iter().map(room).collect::<Result<_>>()?,
+            outputs: devices.iter().map(room).collect::<Result<_>>()?,
+            group: GpuGroup::new(devices, ptx::text(target).as_bytes(), &GroupSecret::random()?, options)?,
+        })
+    }
+
+    /// Reduces the inputs into the outputs. Returns the GPU's time; the copies between host and GPUs aren't in it.
+    pub(super) fn all_reduce(
+        &mut self,
+        inputs: &[Vec<u8>],
+        outputs: &mut [Vec<u8>],
+        dtype: Dtype,
+        op: ReduceOp,
+    ) -> Result<Duration> {
+        self.upload(inputs)?;
+        for ((device, host), stream) in self.outputs.iter_mut().zip(&*outputs).zip(&self.streams) {
+            device.write(0, host, stream)?; // an earlier result must not pass for this one's
+        }
+        let addresses = |(input, output): (&DeviceBuffer, &DeviceBuffer)| RankBuffers {
+            input: input.pointer(),
+            output: output.pointer(),
+        };
+        let buffers: Vec<_> = self.inputs.iter().zip(&self.outputs).map(addresses).collect();
+        let time = self.run(&buffers, inputs[0].len(), dtype, op)?;
+        download(&self.outputs, outputs, &self.streams)?;
+        Ok(time)
+    }
+
+    /// Reduces the vectors in place. Returns the GPU's time; the copies between host and GPUs aren't in it.
+    pub(super) fn all_reduce_in_place(
+        &mut self,
+        vectors: &mut [Vec<u8>],
+        dtype: Dtype,
+        op: ReduceOp,
+    ) -> Result<Duration> {
+        self.upload(vectors)?;
+        let addresses =
+            |buffer: &DeviceBuffer| RankBuffers { input: buffer.pointer(), output: buffer.pointer() };
+        let buffers: Vec<_> = self.inputs.iter().map(addresses).collect();
+        let time = self.run(&buffers, vectors[0].len(), dtype, op)?;
+        download(&self.inputs, vectors, &self.streams)?;
+        Ok(time)
+    }
+
+    fn upload(&mut self, vectors: &[Vec<u8>]) -> Result<()> {
+        for ((device, host), stream) in self.inputs.iter_mut().zip(vectors).zip(&self.streams) {
+            device.write(0, host, stream)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, buffers: &[RankBuffers], bytes: usize, dtype: Dtype, op: ReduceOp) -> Result<Duration> {
+        let streams: Vec<&Stream> = self.streams.iter().collect();
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        let start = streams[0].record()?;
+        // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
+        // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
+        let queued = unsafe { self.group.all_reduce(buffers, bytes / dtype.size(), dtype, op, &streams) };
+        let end = streams[0].record()?;
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        queued?;
+        self.group.outcome()?;
+        end.since(&start)
+    }
+}
+
+fn download(buffers: &[DeviceBuffer], vectors: &mut [Vec<u8>], streams: &[Stream]) -> Result<()> {
+    for ((device, host), stream) in buffers.iter().zip(vectors).zip(streams) {
+        device.read(0, host, stream)?;
+    }
+    Ok(())
+}
