@@ -154,7 +154,7 @@ pub(super) enum Group {
     /// In this process.
     Process(Vec<Communicator>, Choice),
     /// On GPUs.
-    Gpus(GpuRanks),
+    Gpus(Box<GpuRanks>),
 }
 
 impl Group {
@@ -166,7 +166,9 @@ impl Group {
                 let ranks = Communicator::in_process(setup.ranks, &GroupSecret::random()?, &options)?;
                 Self::Process(ranks, setup.choice)
             }
-            Home::Gpus(devices) => Self::Gpus(GpuRanks::new(devices, setup.gpu_options(max_bytes))?),
+            Home::Gpus(devices) => {
+                Self::Gpus(Box::new(GpuRanks::new(devices, setup.gpu_options(max_bytes))?))
+            }
         })
     }
 
