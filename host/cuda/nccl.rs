@@ -63,7 +63,7 @@ impl Nccl {
     /// [`Error::Cuda`] with NCCL's own text.
     ///
     /// # Safety
-    /// As [`RingGroup::all_reduce`](super::RingGroup::all_reduce).
+    /// As [`GpuGroup::all_reduce`](super::GpuGroup::all_reduce).
     pub unsafe fn all_reduce(
         &self,
         buffers: &[RankBuffers],

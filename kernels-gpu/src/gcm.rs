@@ -1,7 +1,7 @@
 //! AES-GCM (NIST SP 800-38D) of many records in one pass: counter mode and GHASH from the same registers.
 //!
 //! A thread block of 512 takes one record after another. A record's blocks are numbered so that the last ends a tile
-//! (see [`ghash`](crate::ghash)); what that leaves in front counts as zero blocks, which GHASH doesn't notice, except that
+//! (see [`ghash`]); what that leaves in front counts as zero blocks, which GHASH doesn't notice, except that
 //! the additional data lies right before the text. The tag's mask, counter blocks and record descriptors are prepared a
 //! step ahead by one warp, so that the one barrier a segment of 256 KiB costs (or a record, if shorter) is all there is.
 //!

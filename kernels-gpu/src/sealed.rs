@@ -1,7 +1,7 @@
 //! The sealed ring: each step opens, reduces and seals a record in one pass over its bytes.
 //!
 //! A block keeps two keys at hand: its rank's own, which seals, and that of the predecessor, which opens. A record's
-//! blocks are numbered so that the last ends a tile of GHASH (see [`ghash`](crate::ghash)); what that leaves in front
+//! blocks are numbered so that the last ends a tile of GHASH (see [`ghash`]); what that leaves in front
 //! counts as zero blocks, with the additional data right before the text. Received bytes are loaded once: what is
 //! decrypted is what is authenticated.
 //!

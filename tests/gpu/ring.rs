@@ -1,6 +1,7 @@
 //! All-reduce among ranks on one GPU and on several: bit for bit what the CPU's ranks compute by the same schedule, and failures.
 
 use std::error::Error;
+use std::slice::from_ref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,20 +16,20 @@ use ringseal::{Dtype, Error as Failure, ReduceOp};
 use crate::support::{GpuTest, HostTest, Outcome, ensure, image, random_bytes};
 
 pub(crate) const TESTS: &[GpuTest] = &[
-    ("ring::plain_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], Crypto::None)),
+    ("ring::plain_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), Crypto::None)),
     ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
-        missing_rank(&[gpu.clone()], Crypto::None)
+        missing_rank(from_ref(gpu), Crypto::None)
     }),
 ];
 
 /// For these the kernels must have AES-GCM.
 pub(crate) const SEALED_TESTS: &[GpuTest] = &[
-    ("ring::aes128_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], AES128)),
-    ("ring::aes256_of_every_type_and_operation", |gpu| same_bits_as_cpu(&[gpu.clone()], AES256)),
-    ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |gpu| missing_rank(&[gpu.clone()], AES256)),
-    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(&[gpu.clone()])),
-    ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(&[gpu.clone()])),
-    ("ring::new_epochs_on_the_way", |gpu| epochs(&[gpu.clone()])),
+    ("ring::aes128_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), AES128)),
+    ("ring::aes256_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), AES256)),
+    ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |gpu| missing_rank(from_ref(gpu), AES256)),
+    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(from_ref(gpu))),
+    ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
+    ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu))),
 ];
 
 /// For these there must be two GPUs as well.
