@@ -21,7 +21,7 @@ use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
 /// fence; a block works on one while its successor works on the one before.
-const LONGEST_RECORD: usize = 128 << 10;
+const LONGEST_RECORD: usize = 256 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
 const SHORTEST_RECORD: usize = 4 << 10;
 

@@ -11,10 +11,8 @@
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, global, shared, thread, warp};
 
-use crate::ghash::{
-    self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of, load_lanes,
-    warp_sum,
-};
+use crate::ghash::{APART, self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of, load_lanes,
+    warp_sum,};
 use crate::params::{SHARED_BASE, TABLES_END};
 
 /// One message: its own nonce, additional data, text and tag.
@@ -215,7 +213,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         while tile < end_tile {
             // This thread's blocks, counted from the text's first.
             let at = tile as i32 * TILE as i32 - pad as i32 + block_of(thread::index(), 0) as i32;
-            let places = [at, at + 128];
+            let places = [at, at + APART as i32];
             // SAFETY: places in the record's text, or none.
             let input = unsafe {
                 let text = address(texts, 0);
@@ -496,9 +494,9 @@ fn counter_at(j0: Quad, tile: u32, pad: u32) -> u32 {
 /// One thread's counters in a segment.
 struct Counters<const ROUNDS: usize> {
     tables: Tables,
-    /// Of each of the two blocks: what the counter's last byte adds to the state after round 2.
-    low: [Quad; 2],
-    /// Of each: where the first tile's upper bytes' part lies.
+    /// What the counters' last byte adds to the state after round 2: it is the same in both blocks.
+    low: Quad,
+    /// Of each block: where the first tile's upper bytes' part lies.
     upper: [u32; 2],
 }
 
@@ -516,11 +514,11 @@ impl<const ROUNDS: usize> Counters<ROUNDS> {
     ) -> Self {
         let first_counter = counter_at(j0, first_tile, pad);
         let first = (first_counter & 255) + block_of(thread::index(), 0);
-        let second = first + 128;
+        let second = first + APART;
         let prefix = Prefix::new(tables, &params.keys, [j0[0], j0[1], j0[2]]);
         Counters {
             tables,
-            low: [prefix.low(tables, first), prefix.low(tables, second)],
+            low: prefix.low(tables, first),
             upper: [first, second].map(|counter| buffer + HEADER_BYTES + 16 * (counter >> 8)),
         }
     }
@@ -535,6 +533,6 @@ impl<const ROUNDS: usize> Counters<ROUNDS> {
         let (first, second) = unsafe {
             (shared::load_16::<0>(self.upper[0] + 64 * tile), shared::load_16::<0>(self.upper[1] + 64 * tile))
         };
-        self.tables.finish::<ROUNDS, 2>(keys, [xor(self.low[0], first), xor(self.low[1], second)])
+        self.tables.finish::<ROUNDS, 2>(keys, [xor(self.low, first), xor(self.low, second)])
     }
 }

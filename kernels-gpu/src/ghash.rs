@@ -1,7 +1,6 @@
 //! GHASH (NIST SP 800-38D section 6.4) as chains that the tensor cores carry side by side, with the tag of the standard.
 //!
-//! A block of 512 threads takes a **tile** of 1,024 blocks at a time: thread 128 q + j the blocks 256 q + j and 256 q + 128 +
-//! j. Four lanes' blocks are one row of a product (see [`data_multiplier`]), so a tile feeds 128 chains, 8 in each warp. A
+//! A block of 512 threads takes a **tile** of 1,024 blocks at a time: thread i the blocks i and 512 + i. Four lanes' blocks are one row of a product (see [`data_multiplier`]), so a tile feeds 128 chains, 8 in each warp. A
 //! chain's state is the sum of its blocks, each times the power of H that brings it to the end of the latest tile;
 //! [`Chains`] holds one word of two half chains in each thread, packed from the low bits of the counts. A tile costs 64
 //! funnel shifts a thread and, in shared-memory wavefronts a block of the message, 3 / 8 for its three matrices.
@@ -37,8 +36,8 @@ pub const LANES: u32 = 128;
 /// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key()`].
 #[repr(C, align(1024))]
 pub struct GhashKey {
-    /// In this order: for the first block of each thread (H^128), for the second (1), for the state (H^1024), and for the
-    /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(256 (3 - q))).
+    /// In this order: for the first block of each thread (H^512), for the second (1), for the state (H^1024), and for the
+    /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(128 (3 - q))).
     pub matrices: [[u32; MATRIX_WORDS as usize]; MATRICES as usize],
     /// What the word of a warpgroup's thread j is worth at the end of a message's last block, after the last product:
     /// H^(125 - 4 (j / 4)) x^(32 (j mod 4)).
@@ -54,8 +53,11 @@ const _: () = assert!(core::mem::offset_of!(GhashKey, lanes) as u64 == LANES_OFF
 /// Which block of a tile is `thread`'s first (`slot` 0) or second (1).
 #[inline(always)]
 pub const fn block_of(thread: u32, slot: u32) -> u32 {
-    256 * (thread / 128) + 128 * slot + thread % 128
+    THREADS * slot + thread
 }
+
+/// From a thread's first block of a tile to its second. A multiple of 256, so that their counters' last bytes agree.
+pub const APART: u32 = block_of(0, 1) - block_of(0, 0);
 
 /// Parameters of [`ghash_key()`].
 #[repr(C)]
@@ -76,13 +78,13 @@ kernel! {
         if block < MATRICES {
             let (_, word) = matrix_word_place(index);
             let multiplier = match block * MATRIX_BYTES {
-                FIRST => data_multiplier(h, h.power(128), word),
+                FIRST => data_multiplier(h, h.power(THREADS as u64), word),
                 SECOND => data_multiplier(h, Element::ONE, word),
                 STATE => state_multiplier(h.power(TILE as u64), word),
                 BEFORE => data_multiplier(h, h.power(TILE as u64), word),
                 last => {
                     let warpgroup = (last - LAST) / MATRIX_BYTES;
-                    state_multiplier(h.power((256 * (WARPGROUPS - 1 - warpgroup)) as u64), word)
+                    state_multiplier(h.power((128 * (WARPGROUPS - 1 - warpgroup)) as u64), word)
                 }
             };
             let mut i = index;
@@ -118,16 +120,43 @@ impl Matrices {
     /// 128, are nobody else's.
     #[inline(always)]
     pub unsafe fn load(key: u64, address: u32) -> Self {
-        let mut i = 16 * thread::index();
-        while i < MATRICES_BYTES {
+        // SAFETY: the caller's.
+        unsafe { Self::store(Self::fetch(key), address) }
+    }
+
+    /// The first half of [`load`](Self::load): this thread's share, loaded.
+    ///
+    /// # Safety
+    /// `key` is the address of a filled [`GhashKey`].
+    #[inline(always)]
+    pub unsafe fn fetch(key: u64) -> [Quad; SHARES] {
+        let mut share = [[0; 4]; SHARES];
+        for i in 0..SHARES {
             // SAFETY: the caller's.
-            unsafe { shared::store_16::<0>(address + i, global::load_16(key + i as u64)) };
-            i += 16 * THREADS;
+            share[i] = unsafe { global::load_16(key + 16 * (thread::index() + i as u32 * THREADS) as u64) };
+        }
+        share
+    }
+
+    /// The second half of [`load`](Self::load).
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    pub unsafe fn store(share: [Quad; SHARES], address: u32) -> Self {
+        for i in 0..SHARES {
+            let place = address + 16 * (thread::index() + i as u32 * THREADS);
+            // SAFETY: the caller's.
+            unsafe { shared::store_16::<0>(place, share[i]) };
         }
         device::fence::proxy_async_shared();
         Matrices(address)
     }
 }
+
+/// Quads of the matrices that each thread copies.
+const SHARES: usize = (MATRICES_BYTES / (16 * THREADS)) as usize;
+const _: () = assert!(MATRICES_BYTES.is_multiple_of(16 * THREADS));
 
 /// One thread's share of 128 chains.
 pub struct Chains {

@@ -132,9 +132,18 @@ pub trait Wire {
     /// returns, which takes at least one barrier. In the thread [`RELEASER`], returns the tag of the received bytes and
     /// the tag to send.
     ///
+    /// Calls `arrived`, which waits for the record and is a barrier when there is one to receive, before it reads the
+    /// inbox or the input; returns `None` when that returns false.
+    ///
     /// # Safety
     /// All of the block's threads call it with the same arguments, whose addresses are valid.
-    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad);
+    unsafe fn transfer(
+        &mut self,
+        block: &Block,
+        step: &Step,
+        record: &Record,
+        arrived: impl FnOnce() -> bool,
+    ) -> Option<(Quad, Quad)>;
 }
 
 /// Plain records: the transport and schedule without the cryptography, to compare with. `COMMON` kernels know only the
@@ -264,10 +273,10 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
         (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
-        if step.actions & RECEIVE != 0 && !arrived::<W>(block, step.receives, index, received) {
+        let arrived = || step.actions & RECEIVE == 0 || arrived::<W>(block, step.receives, index, received);
+        let Some((tag_in, tag_out)) = wire.transfer(block, step, &record, arrived) else {
             return false;
-        }
-        let (tag_in, tag_out) = wire.transfer(block, step, &record);
+        };
         if thread::index() == RELEASER {
             if W::SEALED && step.actions & RECEIVE != 0 && differ(tag_in, global::load_16(received)) {
                 fail(block, failure::pack(failure::AUTHENTICATION, step.receives, index));
@@ -382,7 +391,16 @@ impl<const COMMON: bool> Wire for Plain<COMMON> {
     const VERDICT: u32 = SHARED_BASE;
 
     #[inline(always)]
-    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
+    unsafe fn transfer(
+        &mut self,
+        block: &Block,
+        step: &Step,
+        record: &Record,
+        arrived: impl FnOnce() -> bool,
+    ) -> Option<(Quad, Quad)> {
+        if !arrived() {
+            return None;
+        }
         let quads = record.bytes.div_ceil(16);
         let mut quad = thread::index();
         // SAFETY: by the caller's promise; a quad is read before the same thread overwrites it in place.
@@ -400,7 +418,7 @@ impl<const COMMON: bool> Wire for Plain<COMMON> {
             }
             device::sync_threads();
         }
-        ([0; 4], [0; 4])
+        Some(([0; 4], [0; 4]))
     }
 }
 

@@ -80,27 +80,29 @@ struct Sealed<'a, const ROUNDS: usize, const COMMON: bool> {
 #[derive(Clone, Copy)]
 struct Stream<const ROUNDS: usize> {
     prefix: Prefix,
-    /// Of the two blocks of a tile: what is the same in all tiles, after round 2.
-    low: [Quad; 2],
+    /// What is the same in all of the thread's blocks, after round 2: they lie [`APART`] blocks apart, a multiple of 256.
+    low: Quad,
 }
 
 impl<const ROUNDS: usize> Stream<ROUNDS> {
-    /// For the thread's blocks `at` and `at + 128` of a tile, counted from the text's first.
+    /// For the thread's blocks `at` and `at + APART` of a tile, counted from the text's first.
     #[inline(always)]
     fn new(tables: Tables, keys: &RoundKeys, header: &Header, at: i32) -> Self {
         let prefix = Prefix::new(tables, keys, header.nonce());
-        let fixed = prefix.bytes23(tables, keys, 0);
-        let low = |at: i32| xor(fixed, prefix.low(tables, counter(at)));
-        Stream { prefix, low: [low(at), low(at + 128)] }
+        let low = xor(prefix.bytes23(tables, keys, 0), prefix.low(tables, counter(at)));
+        Stream { prefix, low }
     }
 
     /// In a tile in which the thread's first block is `at`.
     #[inline(always)]
     fn key_stream(&self, tables: Tables, keys: &RoundKeys, at: i32) -> [Quad; 2] {
-        let state = |slot: usize, at: i32| xor(self.low[slot], self.prefix.byte1(tables, counter(at)));
-        tables.finish::<ROUNDS, 2>(keys, [state(0, at), state(1, at + 128)])
+        let state = |at: i32| xor(self.low, self.prefix.byte1(tables, counter(at)));
+        tables.finish::<ROUNDS, 2>(keys, [state(at), state(at + APART)])
     }
 }
+
+const APART: i32 = ghash::APART as i32;
+const _: () = assert!(APART % 256 == 0);
 
 /// The counter of a text's block `at`: the first has 2 (SP 800-38D, 7.1).
 #[inline(always)]
@@ -128,7 +130,7 @@ fn with_associated_data(header: &Header, at: i32, blocks: [Quad; 2]) -> [Quad; 2
         return blocks;
     }
     let choose = |at: i32, block: Quad| if at < 0 { associated_data(header, at) } else { block };
-    [choose(at, blocks[0]), choose(at + 128, blocks[1])]
+    [choose(at, blocks[0]), choose(at + APART, blocks[1])]
 }
 
 /// The part of a block that belongs to a text of `bytes` bytes, whose block `at` it is; zero elsewhere.
@@ -208,7 +210,13 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
     const VERDICT: u32 = VERDICT;
 
     #[inline(always)]
-    unsafe fn transfer(&mut self, block: &Block, step: &Step, record: &Record) -> (Quad, Quad) {
+    unsafe fn transfer(
+        &mut self,
+        block: &Block,
+        step: &Step,
+        record: &Record,
+        arrived: impl FnOnce() -> bool,
+    ) -> Option<(Quad, Quad)> {
         let (params, tables) = (self.params, self.tables);
         let (own, predecessor) = (&params.own.round_keys, &params.predecessor.round_keys);
         let (actions, bytes) = (step.actions, record.bytes);
@@ -242,10 +250,8 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                 self.store_mask(own, &header, tags + MASKS + 16);
             }
         }
-        let mut stream_in = Stream { prefix: Prefix::default(), low: [[0; 4]; 2] };
+        let mut stream_in = Stream { prefix: Prefix::default(), low: [0; 4] };
         let mut stream_out = stream_in;
-        let mut chains_in = Chains::new(associated_data(&header_in, before));
-        let mut chains_out = Chains::new(associated_data(&header, before));
         if opens {
             stream_in = Stream::<ROUNDS>::new(tables, predecessor, &header_in, first);
         }
@@ -253,63 +259,86 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
             stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
         }
 
+        // All that does not need the record is done by now.
+        if !arrived() {
+            return None;
+        }
+        // Empty chains, and the additional data that would lie in the tile before the first in a product of its own: so the
+        // loop's chains have two words of state.
+        let mut chains_in = Chains::new([0; 4]);
+        let mut chains_out = Chains::new([0; 4]);
+        if pad < AAD_BLOCKS {
+            // SAFETY: all threads of the block come here alike.
+            unsafe {
+                if opens {
+                    chains_in.take([[0; 4], associated_data(&header_in, before)], self.predecessor_matrices);
+                }
+                if seals {
+                    chains_out.take([[0; 4], associated_data(&header, before)], self.own_matrices);
+                }
+            }
+        }
+        let aligned = (record.input | record.output).is_multiple_of(16);
         let mut tile = 0;
         while tile < tiles {
             let at = first + (tile * TILE) as i32;
-            let places = [at, at + 128];
+            let places = [at, at + APART];
             // Whether this warp has any of the text.
             let busy = warp::ballot(places[1] >= 0) != 0;
-            let mut received = [[0; 4]; 2];
-            let mut local = [[0; 4]; 2];
-            // SAFETY: places in the record, or none.
-            unsafe {
-                if opens {
-                    received = load_received(record.inbox, places, bytes);
-                }
-                if !opens || actions & REDUCE != 0 {
-                    local = load_local(record.input, places, bytes);
-                }
-            }
-            let mut values = local;
+            // Whether the tile is all text, in whole quads.
+            let whole = aligned && tile * TILE >= pad && (tile + 1 < tiles || bytes.is_multiple_of(16));
+            let mut values;
             if opens {
+                // SAFETY: places in the record, or none.
+                let received = unsafe { load_received(record.inbox, places, bytes, whole) };
+                let text = if whole { received } else { with_associated_data(&header_in, at, received) };
+                // Before the key stream, which leaves no registers for the counts.
+                // SAFETY: all threads of the block run this loop alike.
+                unsafe { chains_in.take(text, self.predecessor_matrices) };
+                let mut local = [[0; 4]; 2];
+                // SAFETY: places in the record, or none.
+                unsafe {
+                    if actions & REDUCE != 0 {
+                        local = load_local(record.input, places, bytes, whole);
+                    }
+                    if actions & FORWARD != 0 {
+                        store_sent(record.outbox, places, bytes, whole, received);
+                    }
+                }
                 let mut key_stream = [[0; 4]; 2];
                 if busy {
                     key_stream = stream_in.key_stream(tables, predecessor, at);
                 }
-                let text = with_associated_data(&header_in, at, received);
-                // SAFETY: all threads of the block run this loop alike.
-                unsafe { chains_in.take(text, self.predecessor_matrices) };
                 values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
                 if actions & REDUCE != 0 {
                     let sum = |i: usize| reduced::<COMMON>(block, values[i], local[i]);
                     values = [sum(0), sum(1)];
                 }
+            } else {
+                // SAFETY: places in the record, or none.
+                values = unsafe { load_local(record.input, places, bytes, whole) };
             }
             if actions & FINISH != 0 {
                 values = [finished::<COMMON>(block, values[0]), finished::<COMMON>(block, values[1])];
             }
-            // SAFETY: as above.
-            unsafe {
-                if actions & STORE != 0 {
-                    store_local(record.output, places, bytes, values);
-                }
-                if actions & FORWARD != 0 {
-                    store_sent(record.outbox, places, bytes, received);
-                }
+            if actions & STORE != 0 {
+                // SAFETY: as above.
+                unsafe { store_local(record.output, places, bytes, whole, values) };
             }
             if seals {
                 let mut key_stream = [[0; 4]; 2];
                 if busy {
                     key_stream = stream_out.key_stream(tables, own, at);
                 }
-                let sent = [
-                    inside(xor(values[0], key_stream[0]), places[0], bytes),
-                    inside(xor(values[1], key_stream[1]), places[1], bytes),
-                ];
+                let mut sent = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
+                if !whole {
+                    sent = [inside(sent[0], places[0], bytes), inside(sent[1], places[1], bytes)];
+                }
                 // SAFETY: as above.
                 unsafe {
-                    store_sent(record.outbox, places, bytes, sent);
-                    chains_out.take(with_associated_data(&header, at, sent), self.own_matrices);
+                    store_sent(record.outbox, places, bytes, whole, sent);
+                    let text = if whole { sent } else { with_associated_data(&header, at, sent) };
+                    chains_out.take(text, self.own_matrices);
                 }
             }
             tile += 1;
@@ -342,23 +371,27 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                     tag_out = Self::tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
                 }
             }
-            (tag_in, tag_out)
+            Some((tag_in, tag_out))
         }
     }
 }
 
-/// Loads two quads of a received record, each once.
+/// Loads two quads of a received record, each once; `whole` says that both lie inside.
 ///
 /// # Safety
 /// The slot is readable to the next multiple of 16.
 #[inline(always)]
-unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32) -> [Quad; 2] {
+unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
+    // SAFETY: the caller's.
+    let quad = |at: i32| unsafe { global::load_volatile_16(slot + offset(at)) };
+    if whole {
+        return [quad(places[0]), quad(places[1])];
+    }
     let load = |at: i32| {
         if at < 0 || 16 * at as u32 >= bytes {
             return [0; 4];
         }
-        // SAFETY: the caller's.
-        inside(unsafe { global::load_volatile_16(slot + 16 * at as u64) }, at, bytes)
+        inside(quad(at), at, bytes)
     };
     [load(places[0]), load(places[1])]
 }
@@ -368,40 +401,59 @@ unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32) -> [Quad; 2] {
 /// # Safety
 /// The slot is writable to the next multiple of 16.
 #[inline(always)]
-unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, quads: [Quad; 2]) {
+unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
     let store = |at: i32, quad: Quad| {
-        if at >= 0 && 16 * (at as u32) < bytes {
+        if whole || at >= 0 && 16 * (at as u32) < bytes {
             // SAFETY: the caller's.
-            unsafe { global::store_16(slot + 16 * at as u64, quad) };
+            unsafe { global::store_16(slot + offset(at), quad) };
         }
     };
     store(places[0], quads[0]);
     store(places[1], quads[1]);
 }
 
-/// Loads two quads of a vector.
+/// Loads two quads of a vector; `whole` says that both lie inside, and aligned.
 ///
 /// # Safety
 /// `bytes` bytes from `base` can be read.
 #[inline(always)]
-unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32) -> [Quad; 2] {
+unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
     // SAFETY: the caller's.
-    let load = |at: i32| if at < 0 { [0; 4] } else { unsafe { load_quad(base, at as u32, bytes) } };
-    [load(places[0]), load(places[1])]
+    unsafe {
+        if whole {
+            return [global::load_16(base + offset(places[0])), global::load_16(base + offset(places[1]))];
+        }
+        let load = |at: i32| if at < 0 { [0; 4] } else { load_quad(base, at as u32, bytes) };
+        [load(places[0]), load(places[1])]
+    }
 }
 
-/// Stores two quads of a vector.
+/// Stores two quads of a vector; `whole` as for [`load_local`].
 ///
 /// # Safety
 /// `bytes` bytes from `base` can be written.
 #[inline(always)]
-unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, quads: [Quad; 2]) {
-    for (at, quad) in [(places[0], quads[0]), (places[1], quads[1])] {
-        if at >= 0 {
-            // SAFETY: the caller's.
-            unsafe { store_quad(base, at as u32, bytes, quad) };
+unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
+    // SAFETY: the caller's.
+    unsafe {
+        if whole {
+            global::store_16(base + offset(places[0]), quads[0]);
+            global::store_16(base + offset(places[1]), quads[1]);
+            return;
+        }
+        if places[0] >= 0 {
+            store_quad(base, places[0] as u32, bytes, quads[0]);
+        }
+        if places[1] >= 0 {
+            store_quad(base, places[1] as u32, bytes, quads[1]);
         }
     }
+}
+
+/// Where quad `at` of a record starts, in bytes.
+#[inline(always)]
+const fn offset(at: i32) -> u64 {
+    16 * at as u32 as u64
 }
 
 /// The kernels' body.
@@ -410,16 +462,17 @@ unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, quads: [Quad; 2])
 /// The addresses in the parameters are valid.
 #[inline(always)]
 unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
+    // All loads are under way before the first store.
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
+    let (own, predecessor) =
+        unsafe { (Matrices::fetch(params.own.ghash_key), Matrices::fetch(params.predecessor.ghash_key)) };
+    let tables = Tables::fill::<THREADS>();
+    // SAFETY: as above.
     let (own_matrices, predecessor_matrices) = unsafe {
         load_lanes(params.own.ghash_key, OWN_LANES);
         load_lanes(params.predecessor.ghash_key, PREDECESSOR_LANES);
-        (
-            Matrices::load(params.own.ghash_key, OWN_MATRICES),
-            Matrices::load(params.predecessor.ghash_key, PREDECESSOR_MATRICES),
-        )
+        (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
     };
-    let tables = Tables::fill::<THREADS>();
     device::sync_threads();
     let wire = Sealed::<ROUNDS, COMMON> { params, tables, own_matrices, predecessor_matrices, turn: 0 };
     // SAFETY: the caller's.
