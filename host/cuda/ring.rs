@@ -22,6 +22,8 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
 /// fence; a block works on one while its successor works on the one before.
 const LONGEST_RECORD: usize = 256 << 10;
+/// A block's share of a chunk that is worth two records, so that the block works on one while the other is under way.
+const WORTH_TWO: usize = 32 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
 const SHORTEST_RECORD: usize = 4 << 10;
 
@@ -459,13 +461,13 @@ fn longest_chunk(bytes: usize, ranks: usize) -> usize {
     step::chunk(0, ranks as u32, bytes as u64).1 as usize
 }
 
-/// Bytes of a record for chunks of this length: short enough to give every block its share, in as few records as
-/// their limit allows.
+/// Bytes of a record for chunks of this length: every block gets its share, in as few records as their limit and
+/// [`WORTH_TWO`] allow.
 fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
     options.record_bytes.unwrap_or_else(|| {
-        let blocks = blocks as usize;
-        let rounds = chunk.div_ceil(blocks * LONGEST_RECORD).max(1);
-        chunk.div_ceil(blocks * rounds).next_multiple_of(256).max(SHORTEST_RECORD)
+        let share = chunk.div_ceil(blocks as usize);
+        let rounds = share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 });
+        share.div_ceil(rounds).next_multiple_of(256).max(SHORTEST_RECORD)
     })
 }
 
