@@ -311,8 +311,11 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                 }
                 values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
                 if actions & REDUCE != 0 {
-                    let sum = |i: usize| reduced::<COMMON>(block, values[i], local[i]);
-                    values = [sum(0), sum(1)];
+                    // Written out: as a closure it was once not inlined, its quads then in local memory.
+                    values = [
+                        reduced::<COMMON>(block, values[0], local[0]),
+                        reduced::<COMMON>(block, values[1], local[1]),
+                    ];
                 }
             } else {
                 // SAFETY: places in the record, or none.
