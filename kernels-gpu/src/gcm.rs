@@ -11,8 +11,10 @@
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, global, shared, thread, warp};
 
-use crate::ghash::{APART, self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of, load_lanes,
-    warp_sum,};
+use crate::ghash::{
+    self, APART, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of,
+    load_lanes, warp_sum,
+};
 use crate::params::{SHARED_BASE, TABLES_END};
 
 /// One message: its own nonce, additional data, text and tag.
