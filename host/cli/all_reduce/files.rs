@@ -12,7 +12,7 @@ use crate::cli::tensors::{Tensor, TensorFiles};
 use crate::cli::warn;
 
 /// Bytes of tensors held at once, over all ranks. A tensor larger than a rank's share is reduced by slices.
-const BUFFER_BYTES: usize = 512 << 20;
+const BUFFER_BYTES: usize = 128 << 20;
 /// The least share of a rank: enough for whole records at every step.
 const LEAST_SLICE_BYTES: usize = 1 << 20;
 
