@@ -129,6 +129,7 @@ impl Matrices {
     /// # Safety
     /// `key` is the address of a filled [`GhashKey`].
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
     pub unsafe fn fetch(key: u64) -> [Quad; SHARES] {
         let mut share = [[0; 4]; SHARES];
         for i in 0..SHARES {
@@ -143,6 +144,7 @@ impl Matrices {
     /// # Safety
     /// As [`load`](Self::load).
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
     pub unsafe fn store(share: [Quad; SHARES], address: u32) -> Self {
         for i in 0..SHARES {
             let place = address + 16 * (thread::index() + i as u32 * THREADS);
