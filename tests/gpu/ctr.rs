@@ -128,7 +128,8 @@ fn wraps(device: &Device) -> Outcome {
             for carry in 1..=16 {
                 for before in [1, 2, 100, 255, 256, 257] {
                     let high = u128::from_be_bytes(random()?) & !(u128::MAX >> (128 - 8 * carry));
-                    let counter = high | ((u128::MAX >> (128 - 8 * carry)) - before + 1);
+                    let counter =
+                        high | (u128::MAX >> (128 - 8 * carry)).wrapping_sub(before).wrapping_add(1);
                     let at = messages.len() * 8192;
                     let counter = counter.to_be_bytes();
                     messages.push(Message { counter, width, source: at, destination: at, bytes });
