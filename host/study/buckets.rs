@@ -1,6 +1,7 @@
 //! How `DistributedDataParallel` groups gradients into all-reduces.
 
 use super::workloads::Workload;
+use crate::collective::schedule::{Algorithm, Collective, Schedule};
 
 /// Bytes of DDP's first bucket; small, so that communication starts early in the backward pass.
 pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
@@ -31,11 +32,15 @@ pub fn bucket_bytes(workload: &Workload, cap_mib: usize, element_bytes: usize) -
 }
 
 /// Cryptographic operations (seals and opens) of one rank for `all_reduces` all-reduces over `ranks` ranks with the
-/// published secured ring, which encrypts and authenticates at every hop: `4 k (n - 1)` (arXiv 2501.11771).
+/// published secured ring, which encrypts and authenticates at every hop: `4 k (n - 1)` (arXiv 2501.11771), counted from
+/// the ring's schedule. None without ranks.
 ///
 /// That is for one rank; the whole group does `ranks` times as many. The paper's text uses one figure for both.
 pub fn secured_ring_operations(all_reduces: usize, ranks: usize) -> usize {
-    4 * all_reduces * ranks.saturating_sub(1)
+    if ranks == 0 {
+        return 0;
+    }
+    all_reduces * Schedule::new(Collective::AllReduce, Algorithm::Ring, ranks).operations(0).total()
 }
 
 #[cfg(test)]
