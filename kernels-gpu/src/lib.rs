@@ -12,6 +12,7 @@ pub mod device;
 
 pub mod aes;
 pub mod ctr;
+pub mod elementwise;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod gcm;
 pub mod gf128;
@@ -24,6 +25,7 @@ pub mod ring;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod sealed;
 pub mod step;
+pub mod table_ghash;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
