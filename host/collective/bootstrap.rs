@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::channel::{GroupSecret, Handshake, Terms, Unconfirmed};
 use crate::transport::deadline;
 use crate::{Error, Result};
 
@@ -15,6 +16,25 @@ pub trait Bootstrap: Send {
     /// # Errors
     /// [`Error::Handshake`] when a rank does not come in time; whatever the medium reports.
     fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+}
+
+/// Both rounds of the handshake: what this rank came to, and all ranks' confirmations of it. Between the rounds, when
+/// all ranks have come, does `between`; when that fails, all ranks fail.
+pub(crate) fn agree(
+    secret: &GroupSecret,
+    terms: Terms,
+    rank: usize,
+    bootstrap: &mut dyn Bootstrap,
+    timeout: Duration,
+    between: impl FnOnce() -> Result<()>,
+) -> Result<(Unconfirmed, Vec<Vec<u8>>)> {
+    let handshake = Handshake::new(secret, terms, rank)?;
+    let hellos = bootstrap.gather(handshake.hello(), timeout)?;
+    let heard = handshake.hear(&hellos).and_then(|heard| between().map(|()| heard));
+    // A rank that has nothing to confirm says so, so that the others needn't wait for it.
+    let confirmation = heard.as_ref().map_or(Vec::new(), |heard| heard.confirmation().to_vec());
+    let confirmations = bootstrap.gather(&confirmation, timeout)?;
+    Ok((heard?, confirmations))
 }
 
 /// The ranks of one process.

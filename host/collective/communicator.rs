@@ -4,15 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, InProcess};
+use super::bootstrap::{Bootstrap, InProcess, agree};
 use super::execute::{Execution, Failure};
 use super::schedule::{Algorithm, Collective, Operations, Step, chunks, program};
 use super::vectors::{Buffers, Vectors};
 use super::{Element, Partition};
 use crate::backend::{Backend, cpu::Cpu};
-use crate::channel::{
-    Call, Crypto, GroupSecret, Handshake, KeyLength, NO_OP, Session, Terms, Unconfirmed, volume,
-};
+use crate::channel::{Call, Crypto, GroupSecret, Handshake, KeyLength, NO_OP, Session, Terms, volume};
 use crate::transport::{Transport, memory};
 use crate::{Dtype, Error, ReduceOp, Result};
 
@@ -442,13 +440,9 @@ fn handshake(
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Session> {
     let terms = options.terms(transport.ranks())?;
-    let handshake = Handshake::new(secret, terms, transport.rank())?;
-    let hellos = bootstrap.gather(handshake.hello(), options.timeout)?;
-    let heard: Result<Unconfirmed> = handshake.hear(&hellos);
-    // A rank that has nothing to confirm says so, so that the others needn't wait for it.
-    let confirmation = heard.as_ref().map_or(Vec::new(), |heard| heard.confirmation().to_vec());
-    let confirmations = bootstrap.gather(&confirmation, options.timeout)?;
-    Session::new(heard?, &confirmations, options.backend.clone())
+    let (heard, confirmations) =
+        agree(secret, terms, transport.rank(), bootstrap, options.timeout, || Ok(()))?;
+    Session::new(heard, &confirmations, options.backend.clone())
 }
 
 fn apart<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {

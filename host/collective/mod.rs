@@ -37,6 +37,7 @@ pub mod schedule;
 mod vectors;
 
 pub use crate::channel::{Crypto, KeyLength};
+pub(crate) use bootstrap::agree;
 pub use bootstrap::{Bootstrap, InProcess};
 pub use communicator::{Communicator, Options, Request};
 pub use element::Element;

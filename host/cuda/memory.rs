@@ -11,6 +11,9 @@ use super::driver::check;
 use super::stream::Stream;
 use crate::{Error, Result};
 
+/// What the driver shares between processes at once.
+const SHARED_PAGE: usize = 2 << 20;
+
 /// Memory on a device, aligned to 256 bytes, freed on drop once all work on it is done.
 pub struct DeviceBuffer {
     device: Device,
@@ -39,6 +42,14 @@ impl DeviceBuffer {
     pub fn secret(device: &Device, bytes: usize) -> Result<Self> {
         let mut buffer = Self::new(device, bytes)?;
         buffer.secret = true;
+        Ok(buffer)
+    }
+
+    /// As [`DeviceBuffer::new`], but in pages of its own, so that sharing it with another process shares nothing else:
+    /// the driver shares whole pages of 2 MiB (CUDA driver API, `cuIpcGetMemHandle`).
+    pub(super) fn shareable(device: &Device, bytes: usize) -> Result<Self> {
+        let mut buffer = Self::new(device, bytes.next_multiple_of(SHARED_PAGE))?;
+        buffer.bytes = bytes;
         Ok(buffer)
     }
 

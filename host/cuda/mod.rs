@@ -21,6 +21,7 @@ mod gcm;
 mod memory;
 mod module;
 mod nccl;
+mod rank;
 mod ring;
 mod ring_keys;
 mod stream;

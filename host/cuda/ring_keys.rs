@@ -1,4 +1,4 @@
-//! The keys of a group on GPUs: of this epoch and, prepared ahead, of the next.
+//! The keys of a rank on a GPU: of this epoch and, prepared ahead, of the next.
 
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use ringseal_kernels::aes::{RoundKeys, expand_key};
@@ -7,24 +7,19 @@ use ringseal_kernels::sealed::SealedKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::{DeviceBuffer, Kernel, Launch, Module, Stream};
-use crate::channel::{GroupSecret, Handshake, KeyLength, Reserved, Root, Terms, Unconfirmed, Volume};
+use crate::channel::{KeyLength, Reserved, Root, Terms, Volume};
 use crate::{Error, Result};
 
-/// Keys and counters of a session whose ranks are all in this process.
+/// One rank's keys and counters in a session: its own key and its predecessor's, of an even epoch and of an odd one.
 #[derive(Debug)]
-pub(super) struct GroupKeys {
-    secret: GroupSecret,
-    terms: Terms,
+pub(super) struct RankKeys {
     root: Root,
+    terms: Terms,
+    /// The ranks whose keys are kept: this one, and its predecessor.
+    senders: [usize; 2],
     length: KeyLength,
     epoch: u64,
     volume: Volume,
-    ranks: Vec<RankKeys>,
-}
-
-/// What one rank needs: its own key and its predecessor's, of an even epoch and of an odd one.
-#[derive(Debug)]
-struct RankKeys {
     prepare: Kernel,
     epochs: [[PreparedKey; 2]; 2],
 }
@@ -40,37 +35,42 @@ impl std::fmt::Debug for PreparedKey {
     }
 }
 
-impl GroupKeys {
-    /// Derives a session afresh, and prepares the keys of its first two epochs. One module and stream for each rank.
+impl RankKeys {
+    /// Prepares the keys of a session's first two epochs for rank `rank`.
     pub(super) fn new(
-        secret: &GroupSecret,
+        root: Root,
         terms: Terms,
+        rank: usize,
         length: KeyLength,
-        modules: &[Module],
-        streams: &[&Stream],
+        module: &Module,
+        stream: &Stream,
     ) -> Result<Self> {
-        let ranks = modules.iter().zip(streams).map(|(module, stream)| RankKeys::new(module, stream));
+        let empty = || -> Result<PreparedKey> {
+            let ghash = DeviceBuffer::secret(stream.device(), size_of::<GhashKey>())?;
+            Ok(PreparedKey { round_keys: Zeroizing::new([0; 60]), ghash })
+        };
         let mut keys = Self {
-            secret: secret.clone(),
+            root,
             terms,
-            root: agree(secret, terms)?,
+            senders: [rank, (rank + terms.ranks - 1) % terms.ranks],
             length,
             epoch: 0,
             volume: Volume::new(terms.key_bytes),
-            ranks: ranks.collect::<Result<_>>()?,
+            prepare: module.kernel("ghash_key", ghash_key::SHARED)?,
+            epochs: [[empty()?, empty()?], [empty()?, empty()?]],
         };
-        keys.prepare(0, streams)?;
-        keys.prepare(1, streams)?;
+        keys.prepare(0, stream)?;
+        keys.prepare(1, stream)?;
         Ok(keys)
     }
 
-    /// Derives another session; no work under the old one's keys may be left.
-    pub(super) fn renew(&mut self, streams: &[&Stream]) -> Result<()> {
-        self.root = agree(&self.secret, self.terms)?;
+    /// Goes on to another session; no work under the old one's keys may be left.
+    pub(super) fn renew(&mut self, root: Root, stream: &Stream) -> Result<()> {
+        self.root = root;
         self.epoch = 0;
         self.volume = Volume::new(self.terms.key_bytes);
-        self.prepare(0, streams)?;
-        self.prepare(1, streams)
+        self.prepare(0, stream)?;
+        self.prepare(1, stream)
     }
 
     /// The session's number; public.
@@ -103,67 +103,37 @@ impl GroupKeys {
         }
     }
 
-    /// After the first collective of an epoch: prepares the next one's keys, on the ranks' streams, where those of the
+    /// After the first collective of an epoch: prepares the next one's keys, on the rank's stream, where those of the
     /// epoch before were.
-    pub(super) fn prepare_next(&mut self, streams: &[&Stream]) -> Result<()> {
-        self.prepare(self.epoch + 1, streams)
+    pub(super) fn prepare_next(&mut self, stream: &Stream) -> Result<()> {
+        self.prepare(self.epoch + 1, stream)
     }
 
-    fn prepare(&mut self, epoch: u64, streams: &[&Stream]) -> Result<()> {
-        let count = self.ranks.len();
-        for (number, (rank, stream)) in self.ranks.iter_mut().zip(streams).enumerate() {
-            for (prepared, sender) in
-                rank.epochs[(epoch % 2) as usize].iter_mut().zip([number, (number + count - 1) % count])
-            {
-                let mut key = Zeroizing::new([0; 32]);
-                let key = &mut key[..self.length.bytes()];
-                self.root.key(sender, epoch, key);
-                *prepared.round_keys = expand_key(key);
-                let mut params = GhashKeyParams { h: hash_key(key), key: prepared.ghash.pointer() };
-                let launch = Launch { blocks: GHASH_KEY_GRID, threads: ghash_key::THREADS };
-                // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call
-                // that waits for the device.
-                let result = unsafe { rank.prepare.launch(launch, stream, &params) };
-                params.h.zeroize();
-                result?;
-            }
+    fn prepare(&mut self, epoch: u64, stream: &Stream) -> Result<()> {
+        for (prepared, &sender) in self.epochs[(epoch % 2) as usize].iter_mut().zip(&self.senders) {
+            let mut key = Zeroizing::new([0; 32]);
+            let key = &mut key[..self.length.bytes()];
+            self.root.key(sender, epoch, key);
+            *prepared.round_keys = expand_key(key);
+            let mut params = GhashKeyParams { h: hash_key(key), key: prepared.ghash.pointer() };
+            let launch = Launch { blocks: GHASH_KEY_GRID, threads: ghash_key::THREADS };
+            // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call that
+            // waits for the device.
+            let result = unsafe { self.prepare.launch(launch, stream, &params) };
+            params.h.zeroize();
+            result?;
         }
         Ok(())
     }
 
-    /// This epoch's own key and predecessor's key of a rank, with copies of secrets: to be zeroized.
-    pub(super) fn of_rank(&self, rank: usize) -> [SealedKey; 2] {
-        let keys = &self.ranks[rank].epochs[(self.epoch % 2) as usize];
+    /// This epoch's own key and predecessor's key, with copies of secrets: to be zeroized.
+    pub(super) fn present(&self) -> [SealedKey; 2] {
+        let keys = &self.epochs[(self.epoch % 2) as usize];
         [0, 1].map(|which| SealedKey {
             round_keys: *keys[which].round_keys,
             ghash_key: keys[which].ghash.pointer(),
         })
     }
-}
-
-impl RankKeys {
-    fn new(module: &Module, stream: &Stream) -> Result<Self> {
-        let empty = || -> Result<PreparedKey> {
-            let ghash = DeviceBuffer::secret(stream.device(), size_of::<GhashKey>())?;
-            Ok(PreparedKey { round_keys: Zeroizing::new([0; 60]), ghash })
-        };
-        Ok(Self {
-            prepare: module.kernel("ghash_key", ghash_key::SHARED)?,
-            epochs: [[empty()?, empty()?], [empty()?, empty()?]],
-        })
-    }
-}
-
-/// The handshake of all ranks, here in one process.
-fn agree(secret: &GroupSecret, terms: Terms) -> Result<Root> {
-    let handshakes: Vec<_> =
-        (0..terms.ranks).map(|rank| Handshake::new(secret, terms, rank)).collect::<Result<_>>()?;
-    let hellos: Vec<_> = handshakes.iter().map(|rank| rank.hello().to_vec()).collect();
-    let heard: Vec<_> = handshakes.into_iter().map(|rank| rank.hear(&hellos)).collect::<Result<_>>()?;
-    let confirmations: Vec<_> = heard.iter().map(|rank| rank.confirmation().to_vec()).collect();
-    let roots = heard.into_iter().map(|rank: Unconfirmed| Ok(rank.confirmed(&confirmations)?.0));
-    let mut roots = roots.collect::<Result<Vec<_>>>()?;
-    roots.pop().ok_or_else(|| Error::InvalidArgument("a group has at least one rank".into()))
 }
 
 /// GHASH's key, the cipher of the zero block (SP 800-38D, 7.1, step 1), as little-endian words.

@@ -1,0 +1,463 @@
+//! One rank on a GPU: its mailbox, its keys, its kernels. Where the other ranks are, in this process or in others, is no
+//! business of its own: it has addresses of theirs that its device can reach.
+
+use std::collections::HashMap;
+
+use ringseal_kernels::record::Call;
+use ringseal_kernels::reduce::{is_common, reduction};
+use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
+use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
+use ringseal_kernels::step::{self, Step, ring_all_reduce};
+use zeroize::Zeroize;
+
+use super::ring_keys::RankKeys;
+use super::{DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
+use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Root, Terms, VERSION};
+use crate::collective::{Algorithm, Bootstrap, Collective, agree};
+use crate::{Dtype, Error, ReduceOp, Result};
+
+/// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
+/// fence; a block works on one while its successor works on the one before.
+const LONGEST_RECORD: usize = 256 << 10;
+/// A block's share of a chunk that is worth two records, so that the block works on one while the other is under way.
+const WORTH_TWO: usize = 32 << 10;
+/// The shortest record that is chosen: a few rounds of all threads.
+const SHORTEST_RECORD: usize = 4 << 10;
+
+/// A rank's state before its first collective.
+const FIRST: RankState =
+    RankState { sequence: 1, failure: 0, aborted: 0, exited: 0, turn: 0, epoch: 0, calls: 0 };
+
+/// Where a rank's messages arrive: addresses that the rank which holds them can reach.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mailbox {
+    /// Its [`RankState`], which others mark when they fail.
+    pub(super) state: u64,
+    /// Its inbox.
+    pub(super) inbox: u64,
+    /// Its signals.
+    pub(super) signals: u64,
+}
+
+/// What the length of a vector decides.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    count: usize,
+    /// Bytes of the vector, of its longest chunk, and of a record.
+    bytes: usize,
+    chunk: usize,
+    record_bytes: usize,
+    /// Records of the longest chunk.
+    records: usize,
+}
+
+/// One rank of a group.
+#[derive(Debug)]
+pub(super) struct GpuRank {
+    rank: usize,
+    ranks: usize,
+    options: GpuOptions,
+    /// For the reductions of most gradients.
+    common: Kernel,
+    /// For all others.
+    any: Kernel,
+    module: Module,
+    blocks: u32,
+    state: DeviceBuffer,
+    states: DeviceBuffer,
+    inbox: DeviceBuffer,
+    signals: DeviceBuffer,
+    inbox_half: u64,
+    signals_half: u64,
+    /// Of all ranks, by rank; empty until [`Self::connect`].
+    mailboxes: Vec<Mailbox>,
+    /// Step tables by the length of the vector.
+    steps: HashMap<usize, DeviceBuffer>,
+    /// `None` without cryptography, and before the first session.
+    keys: Option<RankKeys>,
+    /// For set-up and failures; collectives run on the caller's stream.
+    stream: Stream,
+    /// Also before the first session.
+    poisoned: bool,
+}
+
+/// Refuses options that no group of `ranks` ranks can work with.
+pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
+    if ranks == 0 || ranks > 1 << 12 {
+        return Err(Error::InvalidArgument(format!("{ranks} ranks: at least 1 and at most 4096")));
+    }
+    if options.record_bytes.is_some_and(|bytes| bytes == 0 || bytes % 16 != 0 || bytes > 1 << 30) {
+        return Err(Error::InvalidArgument(
+            "the record length is not a multiple of 16 from 16 to 1 GiB".into(),
+        ));
+    }
+    if options.crypto != Crypto::None && options.record_bytes.is_some_and(|b| b > LONGEST_SEALED as usize) {
+        return Err(Error::InvalidArgument(format!("sealed records have at most {LONGEST_SEALED} bytes")));
+    }
+    let relays = match options.algorithm {
+        Algorithm::Ring => false,
+        Algorithm::RelayRing => true,
+        Algorithm::Direct | Algorithm::Tree => {
+            let what = format!("the {} algorithm", options.algorithm.name());
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
+    };
+    if relays && ranks > 2 && options.crypto != Crypto::None {
+        let what = "sealed records of a third rank, which the relay ring needs".into();
+        return Err(Error::Unsupported { backend: "cuda", what });
+    }
+    Ok(())
+}
+
+/// How many blocks each of the ranks that share a device may run: all of a rank's blocks, and those of the other ranks on
+/// its device, must be resident at once, or they would wait for each other in vain.
+pub(super) fn shared_blocks(multiprocessors: u32, sharing: usize) -> Result<u32> {
+    match multiprocessors / (sharing as u32).max(1) {
+        0 => Err(Error::InvalidArgument(format!(
+            "{sharing} ranks on one GPU, which has {multiprocessors} multiprocessors: each rank needs one"
+        ))),
+        blocks => Ok(blocks),
+    }
+}
+
+impl GpuRank {
+    /// Allocates what rank `rank` of `ranks` needs on the module's device. All ranks have the same options, which
+    /// [`check`] allows, and the same number of blocks. Can be used after [`Self::connect`] and a session's begin.
+    pub(super) fn new(
+        module: &Module,
+        rank: usize,
+        ranks: usize,
+        blocks: u32,
+        options: &GpuOptions,
+    ) -> Result<Self> {
+        let device = module.device();
+        let (common, any, shared) = match options.crypto {
+            Crypto::None => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
+            Crypto::Gcm(KeyLength::Aes128) => ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED),
+            Crypto::Gcm(KeyLength::Aes256) => ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED),
+        };
+        let longest = longest_chunk(options.max_bytes, ranks);
+        let messages = messages(ranks) as u64;
+        let inbox_half = messages * longest.next_multiple_of(256) as u64;
+        let records = records_of(longest, record_bytes(options, longest, blocks)).max(blocks as usize);
+        let signals_half = messages * records as u64;
+        let stream = Stream::new(device)?;
+        let shared_zeros = |bytes: u64| {
+            let mut buffer = DeviceBuffer::shareable(device, bytes as usize)?;
+            buffer.fill(0, &stream)?;
+            Ok::<_, Error>(buffer)
+        };
+        let mut state = shared_zeros(size_of::<RankState>() as u64)?;
+        state.write(0, bytes_of(&[FIRST]), &stream)?;
+        Ok(Self {
+            rank,
+            ranks,
+            options: options.clone(),
+            common: module.kernel(common, shared)?,
+            any: module.kernel(any, shared)?,
+            module: module.clone(),
+            blocks,
+            states: DeviceBuffer::new(device, 8 * ranks)?,
+            inbox: shared_zeros(2 * inbox_half)?,
+            signals: shared_zeros(2 * signals_half * SIGNAL_BYTES)?,
+            state,
+            inbox_half,
+            signals_half,
+            mailboxes: Vec::new(),
+            steps: HashMap::new(),
+            keys: None,
+            stream,
+            poisoned: true,
+        })
+    }
+
+    /// This rank's mailbox, at addresses of its own device and process.
+    pub(super) fn own_mailbox(&self) -> Mailbox {
+        Mailbox { state: self.state.pointer(), inbox: self.inbox.pointer(), signals: self.signals.pointer() }
+    }
+
+    /// Takes all ranks' mailboxes, by rank, at addresses that this rank's device can reach. They must stay so as long as
+    /// this rank lives.
+    pub(super) fn connect(&mut self, mailboxes: &[Mailbox]) -> Result<()> {
+        let states: Vec<u64> = mailboxes.iter().map(|mailbox| mailbox.state).collect();
+        self.states.write(0, bytes_of(&states), &self.stream)?;
+        self.mailboxes = mailboxes.to_vec();
+        Ok(())
+    }
+
+    /// What the ranks agree on.
+    pub(super) fn terms(options: &GpuOptions, ranks: usize) -> Terms {
+        Terms {
+            ranks,
+            crypto: options.crypto,
+            record_bytes: options.record_bytes.unwrap_or(0),
+            key_bytes: options.key_bytes,
+        }
+    }
+
+    /// Begins a session whose ranks have all forgotten the one before.
+    pub(super) fn begin(&mut self, root: Root) -> Result<()> {
+        match (self.options.crypto, &mut self.keys) {
+            (Crypto::None, _) => {}
+            (Crypto::Gcm(_), Some(keys)) => keys.renew(root, &self.stream)?,
+            (Crypto::Gcm(length), keys @ None) => {
+                let terms = Self::terms(&self.options, self.ranks);
+                *keys = Some(RankKeys::new(root, terms, self.rank, length, &self.module, &self.stream)?);
+            }
+        }
+        self.stream.synchronize()?;
+        self.poisoned = false;
+        Ok(())
+    }
+
+    /// Waits for the device, and starts a new session with new keys together with all other ranks. Ends the poisoning.
+    ///
+    /// # Errors
+    /// [`Error::Handshake`], [`Error::Cuda`], [`Error::Randomness`]. The rank is poisoned then.
+    pub(super) fn rekey(&mut self, secret: &GroupSecret, bootstrap: &mut dyn Bootstrap) -> Result<()> {
+        self.poisoned = true;
+        let (terms, rank, timeout) =
+            (Self::terms(&self.options, self.ranks), self.rank, self.options.timeout);
+        let idle = self.stream.device().synchronize();
+        // A rank clears its mailbox when no rank's kernel writes there any more, and before any rank's next one may.
+        let clear = || idle.and_then(|()| self.reset());
+        let (unconfirmed, confirmations) = agree(secret, terms, rank, bootstrap, timeout, clear)?;
+        self.begin(unconfirmed.confirmed(&confirmations)?.0)
+    }
+
+    /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.
+    fn reset(&mut self) -> Result<()> {
+        self.signals.fill(0, &self.stream)?;
+        self.state.write(0, bytes_of(&[FIRST]), &self.stream)
+    }
+
+    /// Everything about an all-reduce of `count` elements that may have to wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for; [`Error::Poisoned`];
+    /// [`Error::Cuda`].
+    pub(super) fn prepare(&mut self, count: usize, dtype: Dtype) -> Result<Shape> {
+        if self.poisoned {
+            return Err(Error::Poisoned);
+        }
+        let bytes = count
+            .checked_mul(dtype.size())
+            .filter(|&bytes| bytes <= self.options.max_bytes)
+            .ok_or_else(|| {
+                Error::InvalidArgument(format!(
+                    "{count} elements of {} bytes: the group was set up for {} bytes",
+                    dtype.size(),
+                    self.options.max_bytes
+                ))
+            })?;
+        self.prepare_steps(bytes)?;
+        let chunk = longest_chunk(bytes, self.ranks);
+        let record_bytes = record_bytes(&self.options, chunk, self.blocks);
+        Ok(Shape { count, bytes, chunk, record_bytes, records: records_of(chunk, record_bytes) })
+    }
+
+    /// Lowers the schedule for vectors of this length, once.
+    fn prepare_steps(&mut self, bytes: usize) -> Result<()> {
+        if self.steps.contains_key(&bytes) {
+            return Ok(());
+        }
+        let (rank, ranks) = (self.rank as u32, self.ranks as u32);
+        let relay = self.options.algorithm == Algorithm::RelayRing;
+        let chunk = |index: u32| step::chunk(index, ranks, bytes as u64);
+        let table: Vec<Step> = (0..steps_of(self.ranks) as u32)
+            .map(|index| ring_all_reduce(rank, ranks, index, relay, chunk))
+            .filter(|_| bytes != 0)
+            .collect();
+        let buffer = DeviceBuffer::from_host(bytes_of(&table), &self.stream)?;
+        self.stream.synchronize()?;
+        self.steps.insert(bytes, buffer);
+        Ok(())
+    }
+
+    /// Queues this rank's part in an all-reduce that was [prepared](Self::prepare).
+    ///
+    /// # Errors
+    /// [`Error::KeyExhausted`], before anything happens and on all ranks alike; [`Error::Cuda`], which poisons.
+    ///
+    /// # Safety
+    /// The buffers hold the prepared number of elements on this rank's device, aligned to an element, and are left alone
+    /// until `stream` has passed the collective.
+    pub(super) unsafe fn launch(
+        &mut self,
+        shape: Shape,
+        buffers: RankBuffers,
+        dtype: Dtype,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Shape { count, bytes, chunk, record_bytes, records } = shape;
+        let reduction = reduction(dtype as u32, op as u32);
+        // A rank seals a chunk in each of its messages, and each record takes a tag's mask beside its blocks.
+        let calls = messages(self.ranks) as u64 * (chunk.div_ceil(16) + records) as u64;
+        let entered = match &mut self.keys {
+            None => false,
+            Some(keys) => keys.reserve(calls)?,
+        };
+        let successor = self.mailboxes[(self.rank + 1) % self.ranks];
+        let steps = &self.steps[&bytes];
+        let params = RingParams {
+            state: self.state.pointer(),
+            states: self.states.pointer(),
+            steps: steps.pointer(),
+            input: buffers.input,
+            output: buffers.output,
+            bytes: bytes as u64,
+            inbox: self.inbox.pointer(),
+            outbox: successor.inbox,
+            inbox_half: self.inbox_half,
+            message_stride: chunk.next_multiple_of(256) as u64,
+            signals_in: self.signals.pointer(),
+            signals_out: successor.signals,
+            signals_half: self.signals_half,
+            timeout_ns: self.options.timeout.as_nanos() as u64,
+            epoch: self.keys.as_ref().map_or(0, RankKeys::epoch),
+            calls,
+            calls_limit: self.keys.as_ref().map_or(u64::MAX, RankKeys::calls_limit),
+            step_count: (steps.len() / size_of::<Step>()) as u32,
+            records: records as u32,
+            record_bytes: record_bytes as u32,
+            reduction,
+            rank: self.rank as u32,
+            ranks: self.ranks as u32,
+        };
+        let blocks = self.blocks.min(records.max(1) as u32);
+        let kernel = if is_common(reduction) { &self.common } else { &self.any };
+        let launch = Launch { blocks, threads: THREADS };
+        let result = match &self.keys {
+            // SAFETY: the plain kernels take `RingParams`; the rank's buffers live as long as it, and the mailboxes were
+            // promised to; the caller answers for the others.
+            None => unsafe { kernel.launch(launch, stream, &params) },
+            Some(keys) => {
+                let [own, predecessor] = keys.present();
+                let call = call(keys.session(), self.options.algorithm, dtype, op, count, self.ranks);
+                let mut params = SealedRingParams { ring: params, own, predecessor, call };
+                // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
+                let result = unsafe { kernel.launch(launch, stream, &params) };
+                params.own.round_keys.zeroize();
+                params.predecessor.round_keys.zeroize();
+                result
+            }
+        };
+        let result = match &mut self.keys {
+            Some(keys) if entered => result.and_then(|()| keys.prepare_next(stream)),
+            _ => result,
+        };
+        self.poisoned |= result.is_err();
+        result
+    }
+
+    /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.
+    ///
+    /// # Errors
+    /// The first failure that this rank saw: [`Error::Record`], [`Error::Deadline`] or [`Error::KeyExhausted`]; or
+    /// [`Error::Aborted`] when another rank failed first. The rank carries no data after it.
+    pub(super) fn outcome(&mut self) -> Result<()> {
+        let mut state = [RankState::default()];
+        self.state.read(0, bytes_of_mut(&mut state), &self.stream)?;
+        let [RankState { failure: word, aborted, .. }] = state;
+        if word == 0 && aborted == 0 {
+            return Ok(());
+        }
+        self.poisoned = true;
+        let (rank, step, record) = (self.rank, (word >> 32 & 0x00ff_ffff) as usize, word as u32 as usize);
+        Err(match word >> 56 {
+            0 => Error::Aborted { rank, by: aborted as usize - 1 },
+            failure::AUTHENTICATION => Error::Record { rank, step, record },
+            failure::EXHAUSTED => Error::KeyExhausted { limit: self.options.key_bytes },
+            _ => Error::Deadline {
+                rank,
+                peer: (rank + self.ranks - 1) % self.ranks,
+                step,
+                waited_ms: self.options.timeout.as_millis() as u64,
+            },
+        })
+    }
+
+    /// Refuses everything until the next [`Self::rekey`].
+    pub(super) fn poison(&mut self) {
+        self.poisoned = true;
+    }
+
+    /// Whether [`Self::rekey`] is needed.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    /// Its inbox and its signals.
+    pub(super) fn mailbox(&self) -> [&DeviceBuffer; 2] {
+        [&self.inbox, &self.signals]
+    }
+
+    /// Blocks that it runs.
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+}
+
+/// The first block of the records' additional data, and what else it says of the collective.
+fn call(session: u64, algorithm: Algorithm, dtype: Dtype, op: ReduceOp, count: usize, ranks: usize) -> Call {
+    let (collective, root) = Collective::AllReduce.code();
+    let data = AssociatedData {
+        version: VERSION,
+        collective,
+        algorithm: algorithm as u8,
+        dtype: dtype as u8,
+        op: op as u8,
+        reserved: 0,
+        root: root as u16,
+        session,
+        sequence: 0,
+        count: 0,
+        sender: 0,
+        ranks: 0,
+        step: 0,
+        record: 0,
+        last: 0,
+    };
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| data.as_bytes()[4 * at + i]));
+    Call { codes: [0, 1, 2, 3].map(word), count: count as u64, ranks: ranks as u32, reserved: 0 }
+}
+
+/// Messages of each rank in one all-reduce.
+fn messages(ranks: usize) -> usize {
+    2 * (ranks - 1)
+}
+
+fn steps_of(ranks: usize) -> usize {
+    messages(ranks) + 1
+}
+
+/// Length of the longest chunk in bytes.
+fn longest_chunk(bytes: usize, ranks: usize) -> usize {
+    step::chunk(0, ranks as u32, bytes as u64).1 as usize
+}
+
+/// Bytes of a record for chunks of this length: every block gets its share, in as few records as their limit and
+/// [`WORTH_TWO`] allow.
+fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
+    options.record_bytes.unwrap_or_else(|| {
+        let share = chunk.div_ceil(blocks as usize);
+        let rounds = share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 });
+        share.div_ceil(rounds).next_multiple_of(256).max(SHORTEST_RECORD)
+    })
+}
+
+fn records_of(chunk: usize, record_bytes: usize) -> usize {
+    chunk.div_ceil(record_bytes)
+}
+
+/// Plain words of a struct or slice that the device reads.
+fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: called with `u64`, `Step` and `RankState`, which have no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn bytes_of_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: called with `RankState`, which has no padding and no invalid bit patterns.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
