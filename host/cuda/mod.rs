@@ -24,6 +24,9 @@ mod nccl;
 mod rank;
 mod ring;
 mod ring_keys;
+mod seed;
+mod seed_keys;
+mod seed_plan;
 mod stream;
 
 pub use cipher::{DeviceKey, Kernels};
@@ -35,4 +38,5 @@ pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;
 pub use ring::{GpuGroup, GpuOptions, RankBuffers};
+pub use seed::{SeedGroup, SeedKernels, SeedOptions};
 pub use stream::{Event, Graph, Stream};

@@ -137,7 +137,7 @@ impl RankKeys {
 }
 
 /// GHASH's key, the cipher of the zero block (SP 800-38D, 7.1, step 1), as little-endian words.
-fn hash_key(key: &[u8]) -> [u32; 4] {
+pub(super) fn hash_key(key: &[u8]) -> [u32; 4] {
     let mut block = Zeroizing::new([0; 16]);
     let encrypted = match key.len() {
         16 => aes::Aes128::new_from_slice(key).map(|cipher| cipher.encrypt_block((&mut *block).into())),

@@ -84,6 +84,22 @@ impl Stream {
         Ok(event)
     }
 
+    /// Marks this point of the stream by an event that exists already, in place of what it marked before.
+    pub(super) fn mark(&self, event: &Event) -> Result<()> {
+        let _current = self.device.bind()?;
+        // SAFETY: both handles are alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, self.handle) })
+    }
+
+    /// Whether what is put on it is recorded for a [`Graph`] instead of run.
+    pub(super) fn is_capturing(&self) -> Result<bool> {
+        let _current = self.device.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive; the pointer is valid for the write.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Makes the work that follows wait for `event`, which may be of another device's stream.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _current = self.device.bind()?;
@@ -152,12 +168,19 @@ unsafe impl Sync for Event {}
 
 impl Event {
     fn new(device: &Device) -> Result<Self> {
+        Self::with(device, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    /// An event that only orders work and takes no time, which makes it cheaper. Marks nothing yet: nobody waits for it.
+    pub(super) fn untimed(device: &Device) -> Result<Self> {
+        Self::with(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with(device: &Device, flags: sys::CUevent_flags) -> Result<Self> {
         let _current = device.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current; the pointer is valid for the write.
-        check("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut handle, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
-        })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
         Ok(Self { device: device.clone(), handle })
     }
 
