@@ -37,6 +37,7 @@ pub(crate) use gcm::no_gcm;
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;
+pub(crate) use rank::chosen_record_bytes;
 pub use ring::{GpuGroup, GpuOptions, RankBuffers};
 pub use seed::{SeedGroup, SeedKernels, SeedOptions};
 pub use stream::{Event, Graph, Stream};

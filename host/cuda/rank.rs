@@ -440,11 +440,14 @@ fn longest_chunk(bytes: usize, ranks: usize) -> usize {
 /// Bytes of a record for chunks of this length: every block gets its share, in as few records as their limit and
 /// [`WORTH_TWO`] allow.
 fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
-    options.record_bytes.unwrap_or_else(|| {
-        let share = chunk.div_ceil(blocks as usize);
-        let rounds = share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 });
-        share.div_ceil(rounds).next_multiple_of(256).max(SHORTEST_RECORD)
-    })
+    options.record_bytes.unwrap_or_else(|| chosen_record_bytes(chunk, blocks))
+}
+
+/// The record length when none is asked for; the cost model needs it too.
+pub(crate) fn chosen_record_bytes(chunk: usize, blocks: u32) -> usize {
+    let share = chunk.div_ceil(blocks as usize);
+    let rounds = share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 });
+    share.div_ceil(rounds).next_multiple_of(256).max(SHORTEST_RECORD)
 }
 
 fn records_of(chunk: usize, record_bytes: usize) -> usize {

@@ -1,3 +1,8 @@
 //! The training study: which all-reduces a training iteration issues, and what sealing them costs.
 pub mod buckets;
+pub mod calibration;
+pub mod fit;
+pub mod iteration;
+pub mod model;
+mod simulate;
 pub mod workloads;
