@@ -5,7 +5,9 @@
 
 use std::sync::LazyLock;
 
-pub use ringseal_ptx_build::manifest::{Counts, Field, Kernel, Manifest, Module, Parameter, Target};
+pub use ringseal_ptx_build::manifest::{
+    Constant, Counts, Field, Kernel, Manifest, Module, Structure, Target,
+};
 
 /// The module for H100 and H200 (compute capability 9.0).
 pub const SM_90A: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_90a.ptx"));
@@ -22,6 +24,14 @@ pub fn manifest() -> &'static Manifest {
         LazyLock::new(|| Manifest::from_json(MANIFEST_JSON).expect("build.rs wrote it from the same types"));
     &MANIFEST
 }
+
+/// The C header that describes the same: parameter structures, constants, launch figures.
+pub fn header() -> String {
+    ringseal_ptx_build::header::header(manifest())
+}
+
+/// File name of [`header()`].
+pub const HEADER_FILE: &str = ringseal_ptx_build::header::FILE;
 
 /// The PTX text of a target.
 pub const fn text(target: Target) -> &'static str {
@@ -52,8 +62,37 @@ mod tests {
                     "{target} {}",
                     kernel.name
                 );
+                assert!(manifest().structure(&kernel.parameter).is_some(), "{target} {}", kernel.name);
             }
             assert_eq!(text(target).matches("\n.visible .entry ").count(), module.kernels.len());
+        }
+    }
+
+    #[test]
+    fn the_structures_are_those_of_the_kernel_crate() {
+        use std::mem::{align_of, offset_of, size_of};
+
+        use ringseal_kernels::gcm::{AAD_MAX, FORGED, Record, RecordsParams, VERIFIED};
+        use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey};
+
+        let layout = |name: &str| {
+            let found = manifest().structure(name).unwrap();
+            (found.bytes as usize, found.align as usize)
+        };
+        assert_eq!(layout("RecordsParams"), (size_of::<RecordsParams>(), align_of::<RecordsParams>()));
+        assert_eq!(layout("Record"), (size_of::<Record>(), align_of::<Record>()));
+        assert_eq!(layout("GhashKey"), (size_of::<GhashKey>(), align_of::<GhashKey>()));
+        let record = manifest().structure("Record").unwrap();
+        let verdict = record.fields.iter().find(|field| field.name == "verdict").unwrap();
+        assert_eq!(verdict.offset as usize, offset_of!(Record, verdict));
+        for (name, value) in [
+            ("AAD_MAX", AAD_MAX),
+            ("GHASH_KEY_GRID", GHASH_KEY_GRID),
+            ("VERIFIED", VERIFIED),
+            ("FORGED", FORGED),
+        ] {
+            let constant = manifest().constants.iter().find(|constant| constant.name == name).unwrap();
+            assert_eq!(constant.value, u64::from(value), "{name}");
         }
     }
 

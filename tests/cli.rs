@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 
 use support::{fails, listing, ringseal, run, succeeds};
@@ -60,19 +61,70 @@ fn the_ptx_files_are_the_embedded_ones() {
 
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("new/ptx");
+    let arguments = |out: &Path| ["ptx", "--no-cubins", "--out", out.to_str().unwrap()].map(str::to_owned);
     for _ in 0..2 {
         // The second time over the first one's files.
-        let names = text(succeeds(run(ringseal(["ptx", "--out", target.to_str().unwrap()]), b"")));
-        assert_eq!(names.lines().count(), 3, "{names}");
+        let names = text(succeeds(run(ringseal(arguments(&target)), b"")));
+        assert_eq!(names.lines().count(), 4, "{names}");
     }
     let read = |name: &str| std::fs::read_to_string(target.join(name)).unwrap();
     assert_eq!(read("ringseal_sm_90a.ptx"), ptx::SM_90A);
     assert_eq!(read("ringseal_sm_80.ptx"), ptx::SM_80);
     assert_eq!(read("manifest.json"), ptx::MANIFEST_JSON);
-    assert_eq!(listing(&target).len(), 3);
+    assert_eq!(read("ringseal_ptx.h"), ptx::header());
+    assert_eq!(listing(&target).len(), 4);
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
-    fails(&run(ringseal(["ptx", "--out", file.to_str().unwrap()]), b""), 2, &[file.to_str().unwrap()]);
+    fails(&run(ringseal(arguments(&file)), b""), 2, &[file.to_str().unwrap()]);
+}
+
+/// The header of all kernels that there are, against a C and a C++ compiler's own layout.
+#[test]
+fn the_ptx_header_compiles() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ringseal_ptx.h");
+    std::fs::write(&file, ringseal::ptx::header()).unwrap();
+    for (compiler, language) in [("cc", ["-x", "c", "-std=c11"]), ("c++", ["-x", "c++", "-std=c++11"])] {
+        let mut command = Command::new(compiler);
+        command.args(language).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]).arg(&file);
+        match command.output() {
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+            Err(error) => println!("{compiler}: {error}; the header is not compiled with it"),
+        }
+    }
+}
+
+/// With assemblers of our own: one that copies, and one that refuses.
+#[cfg(unix)]
+#[test]
+fn cubins_are_made_where_there_is_an_assembler() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let directory = tempfile::tempdir().unwrap();
+    let assembler = |name: &str, script: &str| {
+        let folder = directory.path().join(name).join("bin");
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("ptxas");
+        std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        file
+    };
+    let copies = assembler("good", "cp \"$6\" \"$5\"");
+    let refuses = assembler("old", "echo unsupported .version >&2; exit 1");
+    let out = directory.path().join("out");
+    let command = |more: &[&str]| ringseal([&["ptx", "--out", out.to_str().unwrap()], more].concat());
+
+    let names = text(succeeds(run(command(&["--ptxas", copies.to_str().unwrap()]), b"")));
+    assert_eq!(names.lines().count(), 6, "{names}");
+    let cubin = std::fs::read_to_string(out.join("ringseal_sm_90a.cubin")).unwrap();
+    assert_eq!(cubin, ringseal::ptx::SM_90A);
+    fails(&run(command(&["--ptxas", refuses.to_str().unwrap()]), b""), 2, &["unsupported .version"]);
+    // Found, not named: a warning, and everything else is written.
+    let mut found = command(&[]);
+    found.env("CUDA_HOME", directory.path().join("old"));
+    let output = run(found, b"");
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no cubin for sm_90a"));
 }
 
 #[cfg(target_os = "linux")]

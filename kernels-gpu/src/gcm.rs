@@ -29,7 +29,7 @@ pub struct Record {
     pub aad: u64,
     /// Address of the tag, a multiple of 4: written by sealing, read by opening.
     pub tag: u64,
-    /// Address of opening's verdict, a multiple of 4; 0 for none.
+    /// Address of opening's verdict, [`VERIFIED`] or [`FORGED`], a multiple of 4; 0 for none.
     pub verdict: u64,
     /// Bytes of text.
     pub length: u32,

@@ -210,14 +210,14 @@ pub fn folders() -> Result<Folders> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Counts, Module, Parameter};
+    use crate::manifest::{Counts, Module};
 
     fn kernel(name: &str, barriers: u32) -> Kernel {
         Kernel {
             name: name.into(),
             threads: 512,
             shared_bytes: 0,
-            parameter: Parameter { name: "P".into(), bytes: 8, align: 8, fields: vec![] },
+            parameter: "P".into(),
             counts: Counts { barriers, ..Counts::default() },
         }
     }
@@ -235,6 +235,8 @@ mod tests {
             rustc: "1.95.0".into(),
             sources: vec![],
             sources_sha256: String::new(),
+            structures: vec![],
+            constants: vec![],
             modules: vec![module],
         }
     }

@@ -124,6 +124,8 @@ mod tests {
             rustc: recipe::RUSTC.into(),
             sources_sha256: recipe::hash(&sources::read(root, &sources).unwrap()),
             sources,
+            structures: vec![],
+            constants: vec![],
             modules,
         };
         write(&recipe::Built { manifest, texts, warnings: String::new() }, &root.join(CHECKED_IN)).unwrap();

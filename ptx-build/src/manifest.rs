@@ -61,6 +61,11 @@ pub struct Manifest {
     pub sources: Vec<String>,
     /// SHA-256 (hex) of these files and the recipe: equal means that the modules are up to date.
     pub sources_sha256: String,
+    /// The kernels' parameter structures, what these are made of, and what their documentation says lies at the addresses
+    /// in them. A structure comes after those that it contains.
+    pub structures: Vec<Structure>,
+    /// Constants that the documentation of the structures names, or whose own names one of them.
+    pub constants: Vec<Constant>,
     /// The modules, in the order of [`Target::ALL`].
     pub modules: Vec<Module>,
 }
@@ -93,19 +98,21 @@ pub struct Kernel {
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
-    /// The one parameter, passed by value.
-    pub parameter: Parameter,
+    /// The structure that is its one parameter, passed by value: [`Manifest::structure`].
+    pub parameter: String,
     /// Warp- and block-wide instructions in the entry. They are expected values: `cargo ptx lint` holds the PTX to them.
     pub counts: Counts,
 }
 
-/// A kernel's parameter: a `repr(C)` structure.
+/// A `repr(C)` structure of the kernel crate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Parameter {
-    /// Name of the structure in the kernel crate.
-    #[serde(rename = "struct")]
+pub struct Structure {
+    /// Its name in the kernel crate.
     pub name: String,
+    /// What it is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub doc: String,
     /// Its size in bytes.
     pub bytes: u32,
     /// Its alignment in bytes.
@@ -114,19 +121,38 @@ pub struct Parameter {
     pub fields: Vec<Field>,
 }
 
-/// A field of a parameter structure.
+/// A field of a structure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Field {
-    /// Field name.
+    /// Field name; of a tuple's field, its number.
     pub name: String,
-    /// Its Rust type, with array lengths as numbers.
+    /// Its Rust type, with aliases resolved and array lengths as numbers.
     #[serde(rename = "type")]
     pub ty: String,
+    /// What it holds.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub doc: String,
     /// Offset in bytes.
     pub offset: u32,
     /// Size in bytes.
     pub bytes: u32,
+}
+
+/// An integer constant of the kernel crate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constant {
+    /// Its name, after those of the inline modules it is in: `failure::DEADLINE`.
+    pub name: String,
+    /// Its Rust type.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Its value.
+    pub value: u64,
+    /// What it means.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub doc: String,
 }
 
 /// How often instructions that a warp or block must execute together stand in an entry.
@@ -168,6 +194,11 @@ impl Manifest {
     /// Reads a manifest.
     pub fn from_json(text: &str) -> crate::Result<Self> {
         serde_json::from_str(text).map_err(|e| crate::Error::new(format!("manifest.json: {e}")))
+    }
+
+    /// The structure of that name.
+    pub fn structure(&self, name: &str) -> Option<&Structure> {
+        self.structures.iter().find(|s| s.name == name)
     }
 
     /// The module of a target.

@@ -139,7 +139,7 @@ pub(crate) fn findings(usages: &[Usage], messages: &str, module: &Module) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Counts, Kernel, Parameter, Target};
+    use crate::manifest::{Counts, Kernel, Target};
 
     const OUTPUT: &str = "\
 ptxas info    : 0 bytes gmem
@@ -177,7 +177,7 @@ ptxas info    : Function properties for helper
             name: name.into(),
             threads: 512,
             shared_bytes: 0,
-            parameter: Parameter { name: "P".into(), bytes: 8, align: 8, fields: vec![] },
+            parameter: "P".into(),
             counts: Counts { barriers: 1, ..Counts::default() },
         });
         Module {

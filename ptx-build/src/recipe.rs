@@ -1,11 +1,12 @@
 //! How the kernel crate becomes PTX: rustc's own `nvptx64-nvidia-cuda` target, with no CUDA toolkit.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use crate::manifest::{Kernel, Manifest, Module, Target};
+use crate::manifest::{Kernel, Manifest, Module, Structure, Target};
 use crate::sources::{self, SourceFile};
 use crate::{Error, Result, layout, ptx};
 
@@ -87,7 +88,13 @@ pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
     sources.sort();
     sources.dedup();
     let files = sources::read(root, &sources)?;
-    let types = layout::Types::parse(&files)?;
+    let declared: Result<Vec<_>> = outputs.iter().map(|output| ptx::declarations(&output.ptx)).collect();
+    let declared: Vec<_> = declared?.into_iter().flatten().collect();
+    let unique = |of: fn(&ptx::Declaration) -> &str| -> Vec<&str> {
+        declared.iter().map(of).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let (structures, constants) =
+        layout::Types::parse(&files)?.describe(&unique(|d| &d.params), &unique(|d| &d.name))?;
     let (mut modules, mut texts, mut warnings) = (Vec::new(), Vec::new(), String::new());
     for (target, output) in Target::ALL.into_iter().zip(outputs) {
         let text = finish(&output.ptx)?;
@@ -96,11 +103,18 @@ pub(crate) fn build(root: &Path, scratch: &Path) -> Result<Built> {
                 return Err(Error::new(format!("the {target} PTX contains the path {}", path.display())));
             }
         }
-        modules.push(describe(target, &text, &types)?);
+        modules.push(describe(target, &text, &structures)?);
         texts.push(text);
         warnings += &output.warnings;
     }
-    let manifest = Manifest { rustc: RUSTC.into(), sources_sha256: hash(&files), sources, modules };
+    let manifest = Manifest {
+        rustc: RUSTC.into(),
+        sources_sha256: hash(&files),
+        sources,
+        structures,
+        constants,
+        modules,
+    };
     Ok(Built { manifest, texts, warnings })
 }
 
@@ -111,14 +125,15 @@ fn finish(raw: &str) -> Result<String> {
 }
 
 /// The manifest entry of a finished module.
-fn describe(target: Target, text: &str, types: &layout::Types) -> Result<Module> {
+fn describe(target: Target, text: &str, structures: &[Structure]) -> Result<Module> {
     let functions = ptx::functions(text)?;
     let mut kernels = Vec::new();
     for declaration in ptx::declarations(text)? {
         let name = &declaration.name;
         let entry =
             functions.iter().find(|f| f.is_entry && f.name == *name).expect("add_launch_bounds checked it");
-        let parameter = types.parameter(&declaration.params)?;
+        let parameter =
+            structures.iter().find(|s| s.name == declaration.params).expect("all parameters are described");
         let (bytes, align) = ptx::parameter_layout(entry)?;
         if (bytes, align) != (parameter.bytes, parameter.align) {
             return Err(Error::new(format!(
@@ -130,7 +145,7 @@ fn describe(target: Target, text: &str, types: &layout::Types) -> Result<Module>
             name: declaration.name,
             threads: declaration.threads,
             shared_bytes: declaration.shared,
-            parameter,
+            parameter: declaration.params,
             counts: ptx::counts(&entry.body),
         });
     }
