@@ -96,7 +96,7 @@ pub(crate) struct Case {
 /// Messages and bytes of each.
 type Sizes = &'static [(u64, u64)];
 
-const FEW: Sizes = &[(1, 64 << 10), (1, 1 << 20), (1, 4 << 20), (1, 64 << 20), (1, 1 << 30)];
+const FEW: Sizes = &[(1, 64 << 10), (1, 1 << 20), (1, 4 << 20), (1, 64 << 20), (1, 256 << 20), (1, 1 << 30)];
 const ALL: Sizes = &[
     (1, 16),
     (1, 256),

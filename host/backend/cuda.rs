@@ -3,11 +3,14 @@
 //! Data that is on the device already is [`DeviceKey`]'s to work on; the copies cost far more than the
 //! cipher.
 
-use super::staging::Staging;
-use super::{Backend, CounterWidth, PreparedKey, Record};
-use crate::aead::{AesKey, Iv, Tag};
-use crate::cuda::{Device, DeviceBuffer, DeviceKey, GcmKey, Kernels, Stream, no_gcm};
-use crate::{Error, Result};
+use std::sync::{Mutex, PoisonError};
+
+use super::gcm::HashSubkey;
+use super::staging::{Launcher, Staged, Staging, Work};
+use super::{Backend, CounterWidth, PreparedKey};
+use crate::Result;
+use crate::aead::AesKey;
+use crate::cuda::{Device, DeviceBuffer, DeviceKey, GcmKey, Kernels, MessageWorkspace, Stream, no_gcm};
 
 /// The CUDA backend on one device.
 #[derive(Clone, Debug)]
@@ -42,41 +45,37 @@ impl Backend for Cuda {
     fn prepare(&self, key: &AesKey) -> Result<Box<dyn PreparedKey>> {
         let stream = Stream::new(self.kernels.device())?;
         let gcm = match self.has_gcm() {
-            true => Some(GcmKey::new(&self.kernels, key, &stream)?),
+            true => Some(Gcm {
+                key: GcmKey::new(&self.kernels, key, &stream)?,
+                workspace: Mutex::new(MessageWorkspace::new(&stream)?),
+            }),
             false => None,
         };
-        Ok(Box::new(Prepared { key: DeviceKey::new(&self.kernels, key), gcm, stream }))
+        Ok(Box::new(Staged(Prepared { key: DeviceKey::new(&self.kernels, key), gcm, stream })))
     }
 }
 
 struct Prepared {
     key: DeviceKey,
     /// None where there are no kernels for it.
-    gcm: Option<GcmKey>,
+    gcm: Option<Gcm>,
     stream: Stream,
 }
 
-impl Prepared {
-    fn gcm(&self) -> Result<&GcmKey> {
-        self.gcm.as_ref().ok_or_else(no_gcm)
-    }
+struct Gcm {
+    key: GcmKey,
+    /// Locked from launch to synchronization.
+    workspace: Mutex<MessageWorkspace>,
+}
 
-    /// Brings a batch to the device, has `work` queue a launch on the descriptors at that address, and brings it back.
-    fn run(&self, staging: &mut Staging, work: impl FnOnce(u64, u32) -> Result<()>) -> Result<()> {
-        // It holds plaintext at one end of the call or the other, so it is wiped.
-        let mut buffer = DeviceBuffer::secret(self.stream.device(), staging.bytes().len())?;
-        staging.place_at(buffer.pointer());
-        buffer.write(0, staging.bytes(), &self.stream)?;
-        work(buffer.pointer(), staging.count())?;
-        buffer.read(0, staging.bytes(), &self.stream)
+impl Prepared {
+    fn gcm(&self) -> Result<&Gcm> {
+        self.gcm.as_ref().ok_or_else(no_gcm)
     }
 }
 
-impl PreparedKey for Prepared {
+impl Launcher for Prepared {
     fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()> {
-        if data.is_empty() {
-            return Ok(());
-        }
         // It holds plaintext at one end of the call or the other, so it is wiped.
         let mut buffer = DeviceBuffer::secret(self.stream.device(), data.len())?;
         buffer.write(0, data, &self.stream)?;
@@ -86,34 +85,31 @@ impl PreparedKey for Prepared {
         buffer.read(0, data, &self.stream)
     }
 
-    fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag> {
-        Ok(self.seal_records(&mut [Record { iv, aad, data }])?[0])
+    fn subkey(&self) -> Result<&HashSubkey> {
+        Ok(self.gcm()?.key.subkey())
     }
 
-    fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()> {
-        let verdicts = self.open_records(&mut [Record { iv, aad, data }], &[*tag])?;
-        if verdicts[0] { Ok(()) } else { Err(Error::Authentication) }
-    }
-
-    fn seal_records(&self, records: &mut [Record<'_>]) -> Result<Vec<Tag>> {
-        let gcm = self.gcm()?;
-        if records.is_empty() {
-            return Ok(Vec::new());
+    fn launch(&self, work: Work, staging: &mut Staging) -> Result<()> {
+        let (Gcm { key, workspace }, stream) = (self.gcm()?, &self.stream);
+        // It holds plaintext at one end of the call or the other, so it is wiped.
+        let mut buffer = DeviceBuffer::secret(stream.device(), staging.bytes().len())?;
+        let at = buffer.pointer();
+        let single = staging.single(at);
+        if single.is_none() {
+            staging.place_at(at);
         }
-        let mut staging = Staging::new("cuda", gcm.subkey(), records, &[])?;
-        // SAFETY: the descriptors name parts of the buffer at `at`, which lives until the synchronizing read.
-        self.run(&mut staging, |at, count| unsafe { gcm.seal_records(at, count, &self.stream) })?;
-        Ok(staging.sealed(records))
-    }
-
-    fn open_records(&self, records: &mut [Record<'_>], tags: &[Tag]) -> Result<Vec<bool>> {
-        let gcm = self.gcm()?;
-        if records.is_empty() {
-            return Ok(Vec::new());
+        buffer.write(0, staging.bytes(), stream)?;
+        let workspace = workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: descriptors and message name parts of the buffer, which lives until the synchronizing read; the
+        // workspace is locked until then.
+        unsafe {
+            match (work, single) {
+                (Work::Seal, Some(message)) => key.seal_message(&message, &workspace, stream)?,
+                (Work::Open, Some(message)) => key.open_message(&message, &workspace, stream)?,
+                (Work::Seal, None) => key.seal_records(at, staging.count(), stream)?,
+                (Work::Open, None) => key.open_records(at, staging.count(), stream)?,
+            }
         }
-        let mut staging = Staging::new("cuda", gcm.subkey(), records, tags)?;
-        // SAFETY: as for sealing.
-        self.run(&mut staging, |at, count| unsafe { gcm.open_records(at, count, &self.stream) })?;
-        Ok(staging.opened(records))
+        buffer.read(0, staging.bytes(), stream)
     }
 }

@@ -8,13 +8,16 @@ use ringseal_kernels::ctr::{self, CtrParams};
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::gcm::{self, RECORDS_SHARED, RecordsParams};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::message::{
+    self, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace, ghash_powers, plan,
+};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::gcm::HashSubkey;
-use super::staging::Staging;
-use super::{Backend, CounterWidth, PreparedKey, Record, le_words};
-use crate::aead::{AesKey, Iv, Tag};
-use crate::{Error, Result};
+use super::staging::{Launcher, Staged, Staging, Work};
+use super::{Backend, CounterWidth, PreparedKey, le_words};
+use crate::Result;
+use crate::aead::AesKey;
 
 /// Threads of a block, as the kernels declare them.
 const THREADS: u32 = 512;
@@ -36,57 +39,78 @@ impl Backend for Emulated {
         let kernels = match key {
             AesKey::Aes128(_) => Kernels {
                 ctr: ctr::aes128_ctr_xor,
-                seal: gcm::gcm_seal_records_128,
-                open: gcm::gcm_open_records_128,
+                records: [gcm::gcm_seal_records_128, gcm::gcm_open_records_128],
+                message: [message::gcm_seal_message_128, message::gcm_open_message_128],
             },
             AesKey::Aes192(_) => Kernels {
                 ctr: ctr::aes192_ctr_xor,
-                seal: gcm::gcm_seal_records_192,
-                open: gcm::gcm_open_records_192,
+                records: [gcm::gcm_seal_records_192, gcm::gcm_open_records_192],
+                message: [message::gcm_seal_message_192, message::gcm_open_message_192],
             },
             AesKey::Aes256(_) => Kernels {
                 ctr: ctr::aes256_ctr_xor,
-                seal: gcm::gcm_seal_records_256,
-                open: gcm::gcm_open_records_256,
+                records: [gcm::gcm_seal_records_256, gcm::gcm_open_records_256],
+                message: [message::gcm_seal_message_256, message::gcm_open_message_256],
             },
         };
-        Ok(Box::new(EmulatedKey {
+        Ok(Box::new(Staged(EmulatedKey {
             kernels,
             round_keys: Zeroizing::new(expand_key(key.as_bytes())),
             subkey: HashSubkey::new(key),
-            ghash_key: OnceLock::new(),
-        }))
+            hash_keys: OnceLock::new(),
+        })))
     }
 }
 
 /// The kernels for one key length.
 struct Kernels {
     ctr: unsafe fn(CtrParams),
-    seal: unsafe fn(RecordsParams),
-    open: unsafe fn(RecordsParams),
+    /// Sealing and opening.
+    records: [unsafe fn(RecordsParams); 2],
+    message: [unsafe fn(MessageParams); 2],
 }
 
 struct EmulatedKey {
     kernels: Kernels,
     round_keys: Zeroizing<RoundKeys>,
     subkey: HashSubkey,
-    /// Made when GCM is first used, as it takes a launch of its own.
-    ghash_key: OnceLock<SecretGhashKey>,
+    /// Made when GCM is first used, as that takes launches of its own.
+    hash_keys: OnceLock<HashKeys>,
 }
 
-/// Zeroized on drop.
-struct SecretGhashKey(Box<GhashKey>);
+struct HashKeys {
+    ghash: Secret<GhashKey>,
+    powers: Secret<Powers>,
+}
 
-impl SecretGhashKey {
+impl HashKeys {
     fn new(subkey: &HashSubkey) -> Self {
-        // SAFETY: its fields are arrays of words, which may be zero.
-        let mut key = Self(unsafe { Box::<GhashKey>::new_zeroed().assume_init() });
-        let params = GhashKeyParams { h: le_words(*subkey.block()), key: &raw mut *key.0 as u64 };
+        // SAFETY: both consist of words, which may be zero.
+        let (mut ghash, mut powers) = unsafe { (Secret::<GhashKey>::zeroed(), Secret::<Powers>::zeroed()) };
+        let h = le_words(*subkey.block());
+        let params = GhashKeyParams { h, key: &raw mut *ghash.0 as u64 };
         launch(&[Launch::new(GHASH_KEY_GRID, ghash_key::THREADS, ghash_key::SHARED, || {
             // SAFETY: the address is that of a `GhashKey`, which nothing else uses meanwhile.
             unsafe { ghash_key(params) }
         })]);
-        key
+        let params = PowersParams { h, powers: &raw mut *powers.0 as u64 };
+        launch(&[Launch::new(DIGITS, ghash_powers::THREADS, ghash_powers::SHARED, || {
+            // SAFETY: the address is that of a `Powers`, which nothing else uses meanwhile.
+            unsafe { ghash_powers(params) }
+        })]);
+        Self { ghash, powers }
+    }
+}
+
+/// Words that are zeroized on drop.
+struct Secret<T>(Box<T>);
+
+impl<T> Secret<T> {
+    /// # Safety
+    /// T consists of words, which may be zero.
+    unsafe fn zeroed() -> Self {
+        // SAFETY: the caller's.
+        Self(unsafe { Box::new_zeroed().assume_init() })
     }
 
     fn address(&self) -> u64 {
@@ -94,21 +118,20 @@ impl SecretGhashKey {
     }
 }
 
-impl Drop for SecretGhashKey {
+impl<T> Drop for Secret<T> {
     fn drop(&mut self) {
         let words = (&raw mut *self.0).cast::<u32>();
-        // SAFETY: the whole of the key, which consists of words.
-        unsafe { std::slice::from_raw_parts_mut(words, size_of::<GhashKey>() / size_of::<u32>()) }.zeroize();
+        // SAFETY: the whole of the value, which consists of words.
+        unsafe { std::slice::from_raw_parts_mut(words, size_of::<T>() / size_of::<u32>()) }.zeroize();
     }
 }
 
 impl EmulatedKey {
-    /// Runs a kernel on a batch.
-    fn run(&self, kernel: unsafe fn(RecordsParams), staging: &mut Staging) {
-        let ghash_key = self.ghash_key.get_or_init(|| SecretGhashKey::new(&self.subkey)).address();
+    fn on_records(&self, kernel: unsafe fn(RecordsParams), staging: &mut Staging) {
         let base = staging.bytes().as_mut_ptr() as u64;
         staging.place_at(base);
         let count = staging.count();
+        let ghash_key = self.hash_keys().ghash.address();
         let params = RecordsParams { keys: *self.round_keys, ghash_key, records: base, count };
         let blocks = count.min(MAX_BLOCKS as u32);
         launch(&[Launch::new(blocks, THREADS, RECORDS_SHARED, || {
@@ -116,13 +139,34 @@ impl EmulatedKey {
             unsafe { kernel(params) }
         })]);
     }
+
+    /// `message` lies in `_staging`.
+    fn on_message(&self, kernel: unsafe fn(MessageParams), message: Message, _staging: &mut Staging) {
+        // SAFETY: it consists of words, which may be zero.
+        let mut workspace = unsafe { Box::<Workspace>::new_zeroed().assume_init() };
+        let plan = plan(message.length, message.aad_length, MAX_BLOCKS as u32);
+        let keys = self.hash_keys();
+        let params = MessageParams {
+            keys: *self.round_keys,
+            ghash_key: keys.ghash.address(),
+            powers: keys.powers.address(),
+            workspace: &raw mut *workspace as u64,
+            share: plan.share,
+            message,
+        };
+        launch(&[Launch::new(plan.blocks, THREADS, MESSAGE_SHARED, || {
+            // SAFETY: the message is part of `_staging`, borrowed for the whole launch; the keys are filled.
+            unsafe { kernel(params) }
+        })]);
+    }
+
+    fn hash_keys(&self) -> &HashKeys {
+        self.hash_keys.get_or_init(|| HashKeys::new(&self.subkey))
+    }
 }
 
-impl PreparedKey for EmulatedKey {
+impl Launcher for EmulatedKey {
     fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()> {
-        if data.is_empty() {
-            return Ok(());
-        }
         let address = data.as_mut_ptr() as u64;
         let params = CtrParams {
             keys: *self.round_keys,
@@ -141,30 +185,16 @@ impl PreparedKey for EmulatedKey {
         Ok(())
     }
 
-    fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag> {
-        Ok(self.seal_records(&mut [Record { iv, aad, data }])?[0])
+    fn subkey(&self) -> Result<&HashSubkey> {
+        Ok(&self.subkey)
     }
 
-    fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()> {
-        let verdicts = self.open_records(&mut [Record { iv, aad, data }], &[*tag])?;
-        if verdicts[0] { Ok(()) } else { Err(Error::Authentication) }
-    }
-
-    fn seal_records(&self, records: &mut [Record<'_>]) -> Result<Vec<Tag>> {
-        if records.is_empty() {
-            return Ok(Vec::new());
+    fn launch(&self, work: Work, staging: &mut Staging) -> Result<()> {
+        let base = staging.bytes().as_mut_ptr() as u64;
+        match staging.single(base) {
+            Some(message) => self.on_message(self.kernels.message[work as usize], message, staging),
+            None => self.on_records(self.kernels.records[work as usize], staging),
         }
-        let mut staging = Staging::new(Emulated.name(), &self.subkey, records, &[])?;
-        self.run(self.kernels.seal, &mut staging);
-        Ok(staging.sealed(records))
-    }
-
-    fn open_records(&self, records: &mut [Record<'_>], tags: &[Tag]) -> Result<Vec<bool>> {
-        if records.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut staging = Staging::new(Emulated.name(), &self.subkey, records, tags)?;
-        self.run(self.kernels.open, &mut staging);
-        Ok(staging.opened(records))
+        Ok(())
     }
 }

@@ -1,14 +1,15 @@
 //! Messages as the GCM kernels take them: descriptors, tags, verdicts, additional data and text in one aligned piece of
-//! memory, which one copy brings to a device and one brings back.
+//! memory, which one copy brings to a device and one brings back; and which messages share a launch.
 
 use std::ops::Range;
 
 use ringseal_kernels::gcm::{self, AAD_MAX, VERIFIED};
+use ringseal_kernels::message;
 use zeroize::{DefaultIsZeroes, Zeroize, Zeroizing};
 
 use super::gcm::HashSubkey;
-use super::{Record, le_words};
-use crate::aead::Tag;
+use super::{CounterWidth, PreparedKey, Record, le_words};
+use crate::aead::{Iv, Tag};
 use crate::{Error, Result};
 
 /// The unit of alignment that the kernels ask for.
@@ -37,15 +38,7 @@ pub(super) struct Staging {
 
 impl Staging {
     /// Gathers `records`, and for opening their `tags`.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for what the kernels can't take.
-    pub(super) fn new(
-        backend: &'static str,
-        subkey: &HashSubkey,
-        records: &[Record<'_>],
-        tags: &[Tag],
-    ) -> Result<Self> {
+    fn new(subkey: &HashSubkey, records: &[Record<'_>], tags: &[Tag]) -> Self {
         let count = records.len();
         let tags_at = count * DESCRIPTOR_BYTES;
         let verdicts_at = tags_at + count * size_of::<Tag>();
@@ -57,7 +50,6 @@ impl Staging {
         };
         let mut places = Vec::with_capacity(count);
         for (index, record) in records.iter().enumerate() {
-            check_supported(backend, record)?;
             places.push(Place {
                 aad: take(record.aad.len()),
                 text: take(record.data.len()),
@@ -75,7 +67,26 @@ impl Staging {
         for (place, tag) in staging.places.iter().zip(tags) {
             bytes[place.tag..][..tag.len()].copy_from_slice(tag);
         }
-        Ok(staging)
+        staging
+    }
+
+    /// For memory that the launch finds at `base`, a multiple of 16 as the launch sees it: the batch's only message, if
+    /// it has no more, for the kernels on one message.
+    pub(super) fn single(&self, base: u64) -> Option<message::Message> {
+        let ([place], [counter]) = (&*self.places, &*self.counters) else {
+            return None;
+        };
+        let at = |offset: usize| base + offset as u64;
+        Some(message::Message {
+            input: at(place.text.start),
+            output: at(place.text.start),
+            length: place.text.len() as u64,
+            aad: at(place.aad.start),
+            aad_length: place.aad.len() as u64,
+            tag: at(place.tag),
+            verdict: at(place.verdict),
+            j0: le_words(*counter),
+        })
     }
 
     /// Writes the descriptors for a launch that finds this memory at `base`, a multiple of 16 as the launch sees it.
@@ -110,7 +121,7 @@ impl Staging {
     }
 
     /// Hands the ciphertexts back after sealing, and returns the tags.
-    pub(super) fn sealed(&self, records: &mut [Record<'_>]) -> Vec<Tag> {
+    fn sealed(&self, records: &mut [Record<'_>]) -> Vec<Tag> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.memory);
         for (place, record) in self.places.iter().zip(records) {
             record.data.copy_from_slice(&bytes[place.text.clone()]);
@@ -121,7 +132,7 @@ impl Staging {
 
     /// Hands the plaintexts back after opening, zeros for those that did not verify, and returns the verdicts. A verdict
     /// that the launch never wrote counts as a refusal.
-    pub(super) fn opened(&self, records: &mut [Record<'_>]) -> Vec<bool> {
+    fn opened(&self, records: &mut [Record<'_>]) -> Vec<bool> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.memory);
         let open = |(place, record): (&Place, &mut Record<'_>)| {
             let verified = bytes[place.verdict..][..4] == VERIFIED.to_le_bytes();
@@ -135,13 +146,116 @@ impl Staging {
     }
 }
 
-fn check_supported(backend: &'static str, record: &Record<'_>) -> Result<()> {
-    let what = if record.aad.len() > AAD_MAX as usize {
-        format!("more than {AAD_MAX} bytes of additional authenticated data")
-    } else if u32::try_from(record.data.len()).is_err() {
-        "AES-GCM of messages of 4 GiB or more".into()
-    } else {
-        return Ok(());
-    };
-    Err(Error::Unsupported { backend, what })
+/// What a batch is launched for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    Seal,
+    Open,
+}
+
+/// A key whose kernels take batches.
+pub(super) trait Launcher: Send + Sync {
+    /// As [`PreparedKey::ctr_xor`].
+    fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()>;
+    /// The key's hash subkey.
+    fn subkey(&self) -> Result<&HashSubkey>;
+    /// Has a batch worked on: by the kernels on one message if it is [`Staging::single`], else by those on records.
+    /// Afterwards [`Staging::bytes`] has the results.
+    fn launch(&self, work: Work, staging: &mut Staging) -> Result<()>;
+}
+
+/// Makes a [`PreparedKey`] of one.
+pub(super) struct Staged<L>(pub(super) L);
+
+impl<L: Launcher> Staged<L> {
+    /// Does the work on all records with few launches; `results` takes what each batch leaves.
+    fn run(
+        &self,
+        work: Work,
+        records: &mut [Record<'_>],
+        tags: &[Tag],
+        mut results: impl FnMut(&Staging, &mut [Record<'_>]),
+    ) -> Result<()> {
+        for range in batches(records) {
+            let batch = &mut records[range.clone()];
+            let mut staging = Staging::new(self.0.subkey()?, batch, tags.get(range).unwrap_or_default());
+            self.0.launch(work, &mut staging)?;
+            results(&staging, batch);
+        }
+        Ok(())
+    }
+}
+
+impl<L: Launcher> PreparedKey for Staged<L> {
+    fn ctr_xor(&self, counter_block: [u8; 16], width: CounterWidth, data: &mut [u8]) -> Result<()> {
+        match data {
+            [] => Ok(()),
+            data => self.0.ctr_xor(counter_block, width, data),
+        }
+    }
+
+    fn seal_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8]) -> Result<Tag> {
+        Ok(self.seal_records(&mut [Record { iv, aad, data }])?[0])
+    }
+
+    fn open_in_place(&self, iv: Iv<'_>, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()> {
+        match self.open_records(&mut [Record { iv, aad, data }], &[*tag])?[..] {
+            [true] => Ok(()),
+            _ => Err(Error::Authentication),
+        }
+    }
+
+    fn seal_records(&self, records: &mut [Record<'_>]) -> Result<Vec<Tag>> {
+        let mut tags = Vec::with_capacity(records.len());
+        self.run(Work::Seal, records, &[], |staging, batch| tags.extend(staging.sealed(batch)))?;
+        Ok(tags)
+    }
+
+    fn open_records(&self, records: &mut [Record<'_>], tags: &[Tag]) -> Result<Vec<bool>> {
+        let mut verdicts = Vec::with_capacity(records.len());
+        self.run(Work::Open, records, tags, |staging, batch| verdicts.extend(staging.opened(batch)))?;
+        Ok(verdicts)
+    }
+}
+
+/// Bytes of text from which a message gets a launch and the whole device of its own: the batch kernels leave a record to
+/// one thread block, and launches cost little beside so long a message.
+const APART: usize = 16 << 20;
+
+/// Whether a message should not share a launch with others, or, for its additional data, can't.
+fn is_apart(record: &Record<'_>) -> bool {
+    record.data.len() >= APART || record.aad.len() > AAD_MAX as usize
+}
+
+/// The records of each launch: runs of those that share one, and those apart alone.
+fn batches(records: &[Record<'_>]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let chunks = records.chunk_by(|left, right| !is_apart(left) && !is_apart(right));
+    let ranges = chunks.map(|chunk| {
+        let range = start..start + chunk.len();
+        start = range.end;
+        range
+    });
+    ranges.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_share_a_launch_unless_long() {
+        let (short, long) = (vec![0; 2048], vec![0; 2049]);
+        let batches_of = |aads: &[&[u8]]| -> Vec<_> {
+            let iv = Iv::from_nonce(&[0; 12]);
+            let records: Vec<_> = aads.iter().map(|aad| Record { iv, aad, data: &mut [] }).collect();
+            batches(&records).into_iter().map(|range| (range.start, range.end)).collect()
+        };
+        assert_eq!(batches_of(&[]), []);
+        assert_eq!(batches_of(&[&short, &short, &short]), [(0, 3)]);
+        assert_eq!(
+            batches_of(&[&long, &short, &short, &long, &long, &short]),
+            [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]
+        );
+    }
 }

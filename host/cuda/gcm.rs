@@ -1,17 +1,22 @@
-//! AES-GCM on device memory: batches of records, sealed or opened by one launch.
+//! AES-GCM on device memory: batches of records, sealed or opened by one launch, and single messages, over which one launch
+//! spreads the whole GPU.
 
 use std::fmt;
 
 use ringseal_kernels::aes::{RoundKeys, expand_key};
 use ringseal_kernels::gcm::{RECORDS_SHARED, RecordsParams, gcm_seal_records_128};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::message::{
+    BYTES_MAX, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace,
+    gcm_seal_message_128, ghash_powers, plan,
+};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::cipher::Kernels;
 use super::memory::DeviceBuffer;
 use super::module::{Kernel, Launch, Module};
 use super::stream::Stream;
-use crate::aead::AesKey;
+use crate::aead::{self, AesKey};
 use crate::backend::gcm::HashSubkey;
 use crate::backend::le_words;
 use crate::{Error, Result};
@@ -27,32 +32,39 @@ pub(crate) fn no_gcm() -> Error {
 /// The kernels of one module.
 pub(super) struct GcmKernels {
     ghash_key: Kernel,
-    aes128: Records,
-    aes192: Records,
-    aes256: Records,
+    ghash_powers: Kernel,
+    aes128: Ciphers,
+    aes192: Ciphers,
+    aes256: Ciphers,
 }
 
-/// The kernels on records for one key length.
-struct Records {
-    seal: Kernel,
-    open: Kernel,
+/// The kernels for one key length.
+struct Ciphers {
+    seal_records: Kernel,
+    open_records: Kernel,
+    seal_message: Kernel,
+    open_message: Kernel,
 }
 
 impl GcmKernels {
     /// # Errors
     /// [`Error::Unsupported`] when the module has none.
     pub(super) fn new(module: &Module) -> Result<Self> {
-        let records = |seal, open| -> Result<Records> {
-            Ok(Records {
-                seal: module.kernel(seal, RECORDS_SHARED)?,
-                open: module.kernel(open, RECORDS_SHARED)?,
+        let ciphers = |bits: usize| -> Result<Ciphers> {
+            let kernel = |work, shared| module.kernel(&format!("gcm_{work}_{bits}"), shared);
+            Ok(Ciphers {
+                seal_records: kernel("seal_records", RECORDS_SHARED)?,
+                open_records: kernel("open_records", RECORDS_SHARED)?,
+                seal_message: kernel("seal_message", MESSAGE_SHARED)?,
+                open_message: kernel("open_message", MESSAGE_SHARED)?,
             })
         };
         Ok(Self {
             ghash_key: module.kernel("ghash_key", ghash_key::SHARED)?,
-            aes128: records("gcm_seal_records_128", "gcm_open_records_128")?,
-            aes192: records("gcm_seal_records_192", "gcm_open_records_192")?,
-            aes256: records("gcm_seal_records_256", "gcm_open_records_256")?,
+            ghash_powers: module.kernel("ghash_powers", ghash_powers::SHARED)?,
+            aes128: ciphers(128)?,
+            aes192: ciphers(192)?,
+            aes256: ciphers(256)?,
         })
     }
 }
@@ -64,7 +76,29 @@ pub struct GcmKey {
     round_keys: Zeroizing<RoundKeys>,
     subkey: HashSubkey,
     ghash: DeviceBuffer,
+    powers: DeviceBuffer,
     bits: usize,
+}
+
+/// What launches on a message keep in device memory. One launch at a time may use it, so that each stream wants its own.
+pub struct MessageWorkspace(DeviceBuffer);
+
+impl MessageWorkspace {
+    /// Made ready on `stream`, for launches on it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn new(stream: &Stream) -> Result<Self> {
+        let mut buffer = DeviceBuffer::new(stream.device(), size_of::<Workspace>())?;
+        buffer.fill(0, stream)?;
+        Ok(Self(buffer))
+    }
+}
+
+impl fmt::Debug for MessageWorkspace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "MessageWorkspace({:?})", self.0.device())
+    }
 }
 
 impl GcmKey {
@@ -74,18 +108,26 @@ impl GcmKey {
     /// [`Error::Unsupported`] when there are no GCM kernels for the device, otherwise
     /// [`Error::Cuda`].
     pub fn new(kernels: &Kernels, key: &AesKey, stream: &Stream) -> Result<Self> {
-        let kernel = &kernels.gcm()?.ghash_key;
+        let gcm = kernels.gcm()?;
         let subkey = HashSubkey::new(key);
         let ghash = DeviceBuffer::secret(kernels.device(), size_of::<GhashKey>())?;
-        let mut params = GhashKeyParams { h: le_words(*subkey.block()), key: ghash.pointer() };
+        let powers = DeviceBuffer::secret(kernels.device(), size_of::<Powers>())?;
+        let h = Zeroizing::new(le_words(*subkey.block()));
         let launch = Launch { blocks: GHASH_KEY_GRID, threads: ghash_key::THREADS };
+        let mut params = GhashKeyParams { h: *h, key: ghash.pointer() };
         // SAFETY: the parameters are those of the kernel; the buffer is a `GhashKey`'s and lives until the wait below.
-        let launched = unsafe { kernel.launch(launch, stream, &params) };
+        let launched = unsafe { gcm.ghash_key.launch(launch, stream, &params) };
+        params.h.zeroize();
+        launched?;
+        let launch = Launch { blocks: DIGITS, threads: ghash_powers::THREADS };
+        let mut params = PowersParams { h: *h, powers: powers.pointer() };
+        // SAFETY: as above, for a `Powers`.
+        let launched = unsafe { gcm.ghash_powers.launch(launch, stream, &params) };
         params.h.zeroize();
         launched?;
         stream.synchronize()?;
         let round_keys = Zeroizing::new(expand_key(key.as_bytes()));
-        Ok(Self { kernels: kernels.clone(), round_keys, subkey, ghash, bits: key.bits() })
+        Ok(Self { kernels: kernels.clone(), round_keys, subkey, ghash, powers, bits: key.bits() })
     }
 
     /// The hash subkey, for the counter blocks of records.
@@ -104,7 +146,7 @@ impl GcmKey {
     /// of the kernels, until the stream has passed the work; so is this key.
     pub unsafe fn seal_records(&self, records: u64, count: u32, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch(&self.records()?.seal, records, count, stream) }
+        unsafe { self.launch_records(&self.ciphers()?.seal_records, records, count, stream) }
     }
 
     /// Queues the opening of `count` records, as [`GcmKey::seal_records`] their sealing. Their verdicts tell which
@@ -117,10 +159,47 @@ impl GcmKey {
     /// As [`GcmKey::seal_records`].
     pub unsafe fn open_records(&self, records: u64, count: u32, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch(&self.records()?.open, records, count, stream) }
+        unsafe { self.launch_records(&self.ciphers()?.open_records, records, count, stream) }
     }
 
-    fn records(&self) -> Result<&Records> {
+    /// Queues the sealing of one message by the whole GPU.
+    ///
+    /// # Errors
+    /// [`Error::Length`] past the standard's limits and [`BYTES_MAX`], [`Error::InvalidArgument`] when input and output
+    /// overlap in part, [`Error::Cuda`] when the launch is refused.
+    ///
+    /// # Safety
+    /// What `message` names is aligned as it says and valid on the stream's device, which is that of the kernels, until
+    /// the stream has passed the work; so are this key and the workspace, which no other stream uses meanwhile.
+    pub unsafe fn seal_message(
+        &self,
+        message: &Message,
+        workspace: &MessageWorkspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_message(&self.ciphers()?.seal_message, message, workspace, stream) }
+    }
+
+    /// Queues the opening of one message, as [`GcmKey::seal_message`] its sealing. The verdict tells whether it
+    /// verified; the text of one that didn't is zeros.
+    ///
+    /// # Errors
+    /// As [`GcmKey::seal_message`].
+    ///
+    /// # Safety
+    /// As [`GcmKey::seal_message`].
+    pub unsafe fn open_message(
+        &self,
+        message: &Message,
+        workspace: &MessageWorkspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_message(&self.ciphers()?.open_message, message, workspace, stream) }
+    }
+
+    fn ciphers(&self) -> Result<&Ciphers> {
         let kernels = self.kernels.gcm()?;
         Ok(match self.bits {
             128 => &kernels.aes128,
@@ -129,7 +208,13 @@ impl GcmKey {
         })
     }
 
-    unsafe fn launch(&self, kernel: &Kernel, records: u64, count: u32, stream: &Stream) -> Result<()> {
+    unsafe fn launch_records(
+        &self,
+        kernel: &Kernel,
+        records: u64,
+        count: u32,
+        stream: &Stream,
+    ) -> Result<()> {
         let blocks = count.min(self.kernels.multiprocessors());
         let launch = Launch { blocks, threads: gcm_seal_records_128::THREADS };
         let mut params =
@@ -139,6 +224,48 @@ impl GcmKey {
         params.keys.zeroize();
         launched
     }
+
+    unsafe fn launch_message(
+        &self,
+        kernel: &Kernel,
+        message: &Message,
+        workspace: &MessageWorkspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        aead::check_plaintext_len(message.length.into())?;
+        check_message_len(message.length, message.aad_length)?;
+        aead::check_overlap(message.input, message.output, message.length)?;
+        let plan = plan(message.length, message.aad_length, self.kernels.multiprocessors());
+        let launch = Launch { blocks: plan.blocks, threads: gcm_seal_message_128::THREADS };
+        let mut params = MessageParams {
+            keys: *self.round_keys,
+            ghash_key: self.ghash.pointer(),
+            powers: self.powers.pointer(),
+            workspace: workspace.0.pointer(),
+            share: plan.share,
+            message: *message,
+        };
+        // SAFETY: the parameters are those of the kernels on a message; the caller promises the addresses.
+        let launched = unsafe { kernel.launch(launch, stream, &params) };
+        params.keys.zeroize();
+        launched
+    }
+}
+
+/// No GPU has as much memory, but then nothing is known of what `aad_length` says.
+///
+/// # Errors
+/// [`Error::Length`] for more than [`BYTES_MAX`].
+fn check_message_len(text: u64, aad: u64) -> Result<()> {
+    let bytes = u128::from(text) + u128::from(aad);
+    if bytes <= BYTES_MAX.into() {
+        return Ok(());
+    }
+    Err(Error::Length {
+        what: "text and additional authenticated data",
+        got: bytes,
+        limit: "the kernels take at most 2^47 bytes",
+    })
 }
 
 impl fmt::Debug for GcmKey {

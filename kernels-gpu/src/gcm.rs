@@ -320,7 +320,7 @@ impl Aad {
 
 /// The first `bytes` bytes of a block, the rest zero.
 #[inline(always)]
-fn keep(block: Quad, bytes: u32) -> Quad {
+pub(crate) fn keep(block: Quad, bytes: u32) -> Quad {
     let word = |w: usize| {
         let here = bytes.saturating_sub(4 * w as u32);
         if here >= 4 { block[w] } else { block[w] & ((1 << (8 * here)) - 1) }

@@ -133,6 +133,18 @@ impl Element {
         ])
     }
 
+    /// The square. Squaring is linear: coefficient i moves to 2 i, then what is past x^127 is reduced.
+    #[inline]
+    pub const fn square(self) -> Self {
+        let [a, b, c, d] = self.0;
+        let (a, b, c, d) = (spread(a), spread(b), spread(c), spread(d));
+        let (low, high) = ((a as u128) << 64 | b as u128, (c as u128) << 64 | d as u128);
+        // x^128 = 1 + x + x^2 + x^7, and once more for what that brings past x^127 again.
+        let past = high << 127 ^ high << 126 ^ high << 121;
+        let sum = low ^ times_tail(high) ^ times_tail(past);
+        Self([(sum >> 96) as u32, (sum >> 64) as u32, (sum >> 32) as u32, sum as u32])
+    }
+
     /// `self` to the power `exponent`. Time depends on the exponent, never on the element.
     #[inline]
     pub const fn power(self, exponent: u64) -> Self {
@@ -140,7 +152,7 @@ impl Element {
         let mut bit = 64 - exponent.leading_zeros();
         while bit > 0 {
             bit -= 1;
-            result = result.times(result);
+            result = result.square();
             if (exponent >> bit) & 1 == 1 {
                 result = result.times(self);
             }
@@ -158,6 +170,22 @@ impl Element {
         let word = if bit & 64 == 0 { low } else { high };
         (word >> ((bit & 31) ^ 24)) & 1
     }
+}
+
+/// A zero after each bit.
+const fn spread(word: u32) -> u64 {
+    let mut bits = word as u64;
+    bits = (bits | bits << 16) & 0x0000_ffff_0000_ffff;
+    bits = (bits | bits << 8) & 0x00ff_00ff_00ff_00ff;
+    bits = (bits | bits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    bits = (bits | bits << 2) & 0x3333_3333_3333_3333;
+    bits = (bits | bits << 1) & 0x5555_5555_5555_5555;
+    bits << 1
+}
+
+/// Times 1 + x + x^2 + x^7, in the order of [`Element`]'s bits, without what is past x^127.
+const fn times_tail(bits: u128) -> u128 {
+    bits ^ bits >> 1 ^ bits >> 2 ^ bits >> 7
 }
 
 /// Bytes of one matrix as the tensor cores read it: 256 rows (k) by 128 columns (n), one bit each.
@@ -257,6 +285,16 @@ mod tests {
             product = product.times(h);
         }
         assert_eq!(h.times_x_to(128), h.times(Element::ONE.times_x_to(127)).times_x());
+    }
+
+    #[test]
+    fn squares_are_products() {
+        let mut value = element(4);
+        for _ in 0..200 {
+            assert_eq!(value.square(), value.times(value));
+            value = value.square();
+        }
+        assert_eq!(Element::ONE.times_x_to(127).square(), Element::ONE.times_x_to(254));
     }
 
     /// Multiplies the raw bits of A's row (256 bits: eight words) by a matrix as the tensor cores do.

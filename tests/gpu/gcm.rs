@@ -6,8 +6,9 @@ use std::num::NonZeroUsize;
 use ringseal::aead::{Aead, AesKey, Iv, Tag};
 use ringseal::backend::cuda::Cuda;
 use ringseal::backend::{self, Backend, Record};
-use ringseal::cuda::Device;
+use ringseal::cuda::{Device, DeviceBuffer, GcmKey, MessageWorkspace, Stream};
 use ringseal::vectors;
+use ringseal_kernels::{gcm, message};
 
 use crate::support::{GpuTest, Outcome, ensure, kernels, random, random_bytes};
 
@@ -16,7 +17,10 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("gcm::batches_of_every_shape", every_shape),
     ("gcm::every_length_to_4097", every_length),
     ("gcm::more_records_than_masks", many_records),
-    ("gcm::one_long_message", one_long_message),
+    ("gcm::one_message_of_every_shape", one_message),
+    ("gcm::one_message_past_4_gib", past_4_gib),
+    ("gcm::one_message_at_any_alignment", any_alignment),
+    ("gcm::a_forged_message_leaves_zeros", forged_message),
     ("gcm::forgeries_leave_zeros", forgeries),
 ];
 
@@ -118,9 +122,141 @@ fn many_records(device: &Device) -> Outcome {
     compare(&Pair::random(device, 16)?, messages?)
 }
 
-fn one_long_message(device: &Device) -> Outcome {
-    for key_bytes in [16, 32] {
-        compare(&Pair::random(device, key_bytes)?, vec![Message::random(12, 48, (64 << 20) + 5)?])?;
+/// Alone, a message is spread over the whole GPU.
+fn one_message(device: &Device) -> Outcome {
+    for key_bytes in [16, 24, 32] {
+        let pair = Pair::random(device, key_bytes)?;
+        let short = (0..=130).map(|bytes| (bytes, 20));
+        let long = [2047, 2048, 2049, 16_385, 65_536, 270_336, 270_337, 1_048_576, 4_194_304, (64 << 20) + 5];
+        let additional = [0, 48, 2049, 100_000, (8 << 20) + 3];
+        let long = long.iter().flat_map(|&bytes| additional.map(|aad| (bytes, aad)));
+        for (bytes, aad) in short.chain(long).chain([(0, 5 << 20)]) {
+            compare(&pair, vec![Message::random(if bytes % 2 == 0 { 12 } else { 17 }, aad, bytes)?])?;
+        }
+    }
+    Ok(())
+}
+
+/// One message in device memory, at any alignment.
+struct DeviceMessage {
+    buffer: DeviceBuffer,
+    message: message::Message,
+    workspace: MessageWorkspace,
+    stream: Stream,
+}
+
+impl DeviceMessage {
+    /// `shift` moves the input by one byte more than the output, if it isn't 0. The input is random.
+    fn new(device: &Device, bytes: u64, shift: u64) -> Result<Self, Box<dyn Error>> {
+        const AAD: u64 = 48;
+        let stream = Stream::new(device)?;
+        let room = bytes.next_multiple_of(16) + 32;
+        let mut buffer = DeviceBuffer::new(device, (256 + 2 * room) as usize)?;
+        buffer.fill(0, &stream)?;
+        let piece = random_bytes((256 + room).min(64 << 20) as usize)?;
+        let mut at = 64;
+        while at < 256 + room {
+            let end = (256 + room).min(at + piece.len() as u64);
+            buffer.write(at as usize, &piece[..(end - at) as usize], &stream)?;
+            at = end;
+        }
+        let base = buffer.pointer();
+        let message = message::Message {
+            input: base + 256 + if shift == 0 { 0 } else { shift + 1 },
+            output: base + 256 + room + shift,
+            length: bytes,
+            aad: base + 64 + shift,
+            aad_length: AAD,
+            tag: base,
+            verdict: base + 16,
+            j0: gcm::nonce_j0(random::<3>()?.map(u32::from)),
+        };
+        Ok(Self { workspace: MessageWorkspace::new(&stream)?, buffer, message, stream })
+    }
+
+    fn bytes(&self, address: u64, bytes: u64) -> Result<Vec<u8>, Box<dyn Error>> {
+        let mut host = vec![0; bytes as usize];
+        self.buffer.read((address - self.buffer.pointer()) as usize, &mut host, &self.stream)?;
+        Ok(host)
+    }
+
+    /// Opens in place what was sealed; the verdict and the text.
+    fn open(&mut self, key: &GcmKey) -> Result<(u32, Vec<u8>), Box<dyn Error>> {
+        self.buffer.write(16, &[0; 4], &self.stream)?;
+        let message = message::Message { input: self.message.output, ..self.message };
+        // SAFETY: the message names parts of the buffer; one stream, which the reads synchronize.
+        unsafe { key.open_message(&message, &self.workspace, &self.stream)? };
+        let verdict = self.bytes(message.verdict, 4)?;
+        let text = self.bytes(message.output, message.length)?;
+        Ok((u32::from_le_bytes(verdict.try_into().map_err(|_| "four bytes")?), text))
+    }
+
+    /// Seals, compares with the CPU, opens and compares again.
+    fn check(&mut self, device: &Device) -> Outcome {
+        let bytes = random::<16>()?;
+        let aes = AesKey::from_bytes(&bytes)?;
+        let key = GcmKey::new(&kernels(device)?, &aes, &self.stream)?;
+        let message = self.message;
+        let plain = self.bytes(message.input, message.length)?;
+        let around = |test: &Self| -> Result<_, Box<dyn Error>> {
+            Ok((test.bytes(message.output - 1, 1)?, test.bytes(message.output + message.length, 16)?))
+        };
+        let before = around(self)?;
+        // SAFETY: as in `open`.
+        unsafe { key.seal_message(&message, &self.workspace, &self.stream)? };
+        let mut expected = plain.clone();
+        let nonce: Vec<u8> = message.j0[..3].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let cpu = Aead::new(backend::by_name("cpu")?.as_ref(), &aes)?;
+        let aad = self.bytes(message.aad, message.aad_length)?;
+        let tag = cpu.seal_in_place(Iv::new(&nonce)?, &aad, &mut expected)?;
+        ensure!(self.bytes(message.output, message.length)? == expected, "ciphertext of {message:?}");
+        ensure!(self.bytes(message.tag, 16)? == tag, "tag of {message:?}");
+        let (verdict, text) = self.open(&key)?;
+        ensure!(verdict == gcm::VERIFIED && text == plain, "opening {message:?}: verdict {verdict}");
+        ensure!(around(self)? == before, "bytes beside the output of {message:?}");
+        Ok(())
+    }
+}
+
+/// The number of bytes needs more than 32 bits.
+fn past_4_gib(device: &Device) -> Outcome {
+    DeviceMessage::new(device, (4 << 30) + 5 * 16_384 + 7, 0)?.check(device)
+}
+
+fn any_alignment(device: &Device) -> Outcome {
+    for shift in [1, 3, 4, 8, 12] {
+        for bytes in [1, 15, 16, 17, 5000, 1_000_003] {
+            DeviceMessage::new(device, bytes, shift)?.check(device)?;
+        }
+    }
+    Ok(())
+}
+
+/// Of one message, of one and of many thread blocks, one bit is changed; then it is put right, which must open.
+fn forged_message(device: &Device) -> Outcome {
+    let stream = Stream::new(device)?;
+    let key = GcmKey::new(&kernels(device)?, &AesKey::from_bytes(&random::<32>()?)?, &stream)?;
+    for bytes in [100, 70_000, 5 << 20] {
+        let mut test = DeviceMessage::new(device, bytes, 0)?;
+        let message = test.message;
+        let plain = test.bytes(message.input, bytes)?;
+        // SAFETY: as in `open`.
+        unsafe { key.seal_message(&message, &test.workspace, &test.stream)? };
+        let sealed = test.bytes(message.output, bytes)?;
+        for (at, what) in
+            [(message.output + bytes / 3, "text"), (message.tag + 5, "tag"), (message.aad + 40, "AAD")]
+        {
+            let right = test.bytes(at, 1)?;
+            let offset = (at - test.buffer.pointer()) as usize;
+            test.buffer.write(offset, &[right[0] ^ 0x10], &test.stream)?;
+            let (verdict, text) = test.open(&key)?;
+            ensure!(verdict == gcm::FORGED, "{what} changed in {bytes} bytes: verdict {verdict}");
+            ensure!(text.iter().all(|&byte| byte == 0), "{what} changed in {bytes} bytes: not zeros");
+            test.buffer.write((message.output - test.buffer.pointer()) as usize, &sealed, &test.stream)?;
+            test.buffer.write(offset, &right, &test.stream)?;
+        }
+        let (verdict, text) = test.open(&key)?;
+        ensure!(verdict == gcm::VERIFIED && text == plain, "{bytes} bytes put right: verdict {verdict}");
     }
     Ok(())
 }

@@ -1,12 +1,13 @@
-//! AES-GCM on records: seal, and open of what was sealed.
+//! AES-GCM on records, and on one message by the whole GPU: seal, and open of what was sealed.
 
 use std::rc::Rc;
 
-use ringseal::cuda::{DeviceBuffer, GcmKey, Kernels, Stream};
+use ringseal::cuda::{DeviceBuffer, GcmKey, Kernels, MessageWorkspace, Stream};
 use ringseal::{Error, Result};
 use ringseal_kernels::gcm::{Record, VERIFIED, nonce_j0};
+use ringseal_kernels::message::Message;
 
-use super::{ALL_RECORDS, Case, FEW_RECORDS, LOAD_AND_STORE, Memory, Prepared, random_key};
+use super::{ALL, ALL_RECORDS, Case, FEW, FEW_RECORDS, LOAD_AND_STORE, Memory, Prepared, random_key};
 
 /// Two matrix products a block of data.
 const MATRICES: f64 = 12.0;
@@ -30,6 +31,19 @@ pub(super) fn cases(kernels: &Kernels) -> Result<Vec<Case>> {
                 few: FEW_RECORDS,
                 all: ALL_RECORDS,
                 prepare: Box::new(move |memory, stream, size| records(&key, memory, stream, size, open)),
+            });
+        }
+        for (name, open) in [("gcm seal one", false), ("gcm open one", true)] {
+            let key = Rc::clone(&key);
+            cases.push(Case {
+                name: name.into(),
+                key_bits,
+                wavefronts: Some(look_ups + LOAD_AND_STORE + MATRICES + UPPER),
+                few: FEW,
+                all: ALL,
+                prepare: Box::new(move |memory, stream, (_, bytes)| {
+                    message(&key, memory, stream, bytes, open)
+                }),
             });
         }
     }
@@ -105,6 +119,63 @@ fn records(
             match !open || used.all(verified) {
                 true => Ok(()),
                 false => Err(Error::Cuda("a record that was sealed did not open".into())),
+            }
+        }),
+    })
+}
+
+/// One message over the whole GPU. Sealing goes from the input buffer to the output; opening, of what this seals first,
+/// back.
+fn message(
+    key: &Rc<GcmKey>,
+    memory: &Rc<Memory>,
+    stream: &Stream,
+    bytes: u64,
+    open: bool,
+) -> Result<Prepared> {
+    let places = memory.places(bytes).min(PLACES);
+    let additional = DeviceBuffer::from_host(&[0x3c; AAD as usize], stream)?;
+    let tags = DeviceBuffer::new(stream.device(), places as usize * 16)?;
+    let mut verdicts = DeviceBuffer::new(stream.device(), places as usize * 4)?;
+    verdicts.fill(0, stream)?;
+    let workspace = MessageWorkspace::new(stream)?;
+    let message = |from: &DeviceBuffer, to: &DeviceBuffer, place: u64| Message {
+        input: from.pointer() + memory.offset(place as usize, bytes),
+        output: to.pointer() + memory.offset(place as usize, bytes),
+        length: bytes,
+        aad: additional.pointer(),
+        aad_length: AAD.into(),
+        tag: tags.pointer() + 16 * place,
+        verdict: verdicts.pointer() + 4 * place,
+        j0: nonce_j0([place as u32, 1, bytes as u32]),
+    };
+    let sealing: Vec<_> = (0..places).map(|place| message(&memory.input, &memory.output, place)).collect();
+    let opening: Vec<_> = (0..places).map(|place| message(&memory.output, &memory.input, place)).collect();
+    for message in &sealing {
+        // SAFETY: the message names parts of buffers that all live until the wait; one stream.
+        unsafe { key.seal_message(message, &workspace, stream)? };
+    }
+    stream.synchronize()?;
+
+    let (key, kept, additional) = (Rc::clone(key), Rc::clone(memory), (additional, tags));
+    Ok(Prepared {
+        run: Box::new(move |stream, call| {
+            let _memory = (&kept, &additional);
+            let place = call % places as usize;
+            // SAFETY: what the message names belongs to this closure, which outlives the measurement; one stream.
+            unsafe {
+                match open {
+                    true => key.open_message(&opening[place], &workspace, stream),
+                    false => key.seal_message(&sealing[place], &workspace, stream),
+                }
+            }
+        }),
+        check: Box::new(move |stream| {
+            // Calls count from 1.
+            let used = 4 * (1 % places) as usize;
+            match !open || verdicts.to_host(stream)?[used..used + 4] == VERIFIED.to_le_bytes() {
+                true => Ok(()),
+                false => Err(Error::Cuda("a message that was sealed did not open".into())),
             }
         }),
     })
