@@ -16,7 +16,7 @@ use ringseal_kernels::elementwise::{ReduceParams, WipeParams, reduce_common};
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::step;
 use ringseal_kernels::table_ghash::{
-    MAC_SHARED, MOST_CHAINS, MacParams, MacScratch, mac_chains, mac_grid, mac_key,
+    MAC_SHARED, MOST_CHAINS, MacKeyParams, MacParams, MacScratch, mac_chains, mac_grid, mac_key, mac_key_grid,
 };
 use zeroize::Zeroize;
 
@@ -108,9 +108,17 @@ impl SeedKernels {
         &self.0.cipher
     }
 
-    /// Prepares a key of the MAC.
-    pub(super) fn mac_key(&self) -> &Kernel {
-        &self.0.mac_key
+    /// Queues the preparation of a key of the MAC.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when the launch is refused.
+    ///
+    /// # Safety
+    /// The key's address is as [`MacKeyParams`] says, valid until the stream has passed the work.
+    pub unsafe fn prepare_mac(&self, params: &MacKeyParams, stream: &Stream) -> Result<()> {
+        let launch = Launch { blocks: mac_key_grid(params.chains), threads: mac_key::THREADS };
+        // SAFETY: the parameters are the kernel's; the caller promises the address.
+        unsafe { self.0.mac_key.launch(launch, stream, params) }
     }
 
     /// Queues the making or checking of a message's tag.

@@ -1,12 +1,12 @@
 //! The keys of a [`SeedGroup`](super::SeedGroup): of its present epoch.
 
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use ringseal_kernels::table_ghash::{MacKeyParams, mac_key, mac_key_bytes, mac_key_grid};
+use ringseal_kernels::table_ghash::{MacKeyParams, mac_key_bytes};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::ring_keys::hash_key;
 use super::seed::SeedKernels;
-use super::{DeviceBuffer, DeviceKey, Launch, Stream};
+use super::{DeviceBuffer, DeviceKey, Stream};
 use crate::aead::AesKey;
 use crate::channel::{GroupSecret, Handshake, KeyLength, Reserved, Root, Terms, Unconfirmed, Volume};
 use crate::{Error, Result};
@@ -29,7 +29,7 @@ pub(super) struct SenderKey {
     sender: usize,
     /// On the device: for counter mode.
     pub(super) text: DeviceKey,
-    /// On the device: for the MAC, prepared by [`mac_key`].
+    /// On the device: for the MAC, prepared by [`SeedKernels::prepare_mac`].
     pub(super) mac: DeviceBuffer,
     /// On the host: for the tags' masks, one block a message.
     host: HostCipher,
@@ -144,10 +144,9 @@ impl SenderKey {
         self.text = DeviceKey::new(kernels.cipher(), &key);
         self.host = HostCipher::new(&key);
         let mut params = MacKeyParams { h: hash_key(key.as_bytes()), key: self.mac.pointer(), chains };
-        let launch = Launch { blocks: mac_key_grid(chains), threads: mac_key::THREADS };
         // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call that waits
         // for the device.
-        let result = unsafe { kernels.mac_key().launch(launch, stream, &params) };
+        let result = unsafe { kernels.prepare_mac(&params, stream) };
         params.h.zeroize();
         result
     }

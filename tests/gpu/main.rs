@@ -9,6 +9,7 @@ mod ctr;
 mod gcm;
 mod probe;
 mod ring;
+mod seed;
 mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -29,7 +30,7 @@ fn main() {
     for (name, test) in probe::TESTS {
         trials.push(Trial::test(*name, || outcome(test())));
     }
-    for (name, test) in context::TESTS.iter().chain(ctr::TESTS).chain(ring::TESTS) {
+    for (name, test) in context::TESTS.iter().chain(ctr::TESTS).chain(ring::TESTS).chain(seed::TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }
@@ -45,7 +46,7 @@ fn main() {
     if has_gcm && !several && !arguments.list {
         println!("skipped: one GPU: the tests across GPUs count as ignored");
     }
-    for (name, test) in ring::ACROSS_GPUS_TESTS {
+    for (name, test) in ring::ACROSS_GPUS_TESTS.iter().chain(seed::ACROSS_GPUS_TESTS) {
         trials.push(Trial::test(*name, || outcome(test())).with_ignored_flag(!several));
     }
     libtest_mimic::run(&arguments, trials).exit();

@@ -43,12 +43,12 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
 ];
 
-fn gpus() -> Result<Vec<Device>, Failure> {
+pub(crate) fn gpus() -> Result<Vec<Device>, Failure> {
     (0..Device::count()?).map(Device::open).collect()
 }
 
 /// Where each rank is: the GPUs in turn.
-fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
+pub(crate) fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
     gpus.iter().cycle().take(ranks).cloned().collect()
 }
 
@@ -59,7 +59,7 @@ const GUARD: u8 = 0xa5;
 const GUARD_BYTES: usize = 64;
 
 /// One test at a time: kernels that wait for each other must all be resident.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -269,7 +269,7 @@ struct MeddleParams {
 }
 
 /// Runs [`MEDDLE`] until it is stopped.
-struct Meddler {
+pub(crate) struct Meddler {
     kernel: Kernel,
     stop: DeviceBuffer,
     /// Beside the one that is held or meddled with.
@@ -277,14 +277,14 @@ struct Meddler {
 }
 
 impl Meddler {
-    fn new(device: &Device) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(device: &Device) -> Result<Self, Box<dyn Error>> {
         let stream = Stream::new(device)?;
         let stop = DeviceBuffer::from_host(&[0; 4], &stream)?;
         Ok(Self { kernel: Module::load(device, MEDDLE)?.kernel("meddle", 0)?, stop, stream })
     }
 
     /// Several blocks, so that a store follows on another within a fraction of a microsecond.
-    fn start(&mut self, blocks: u32, address: u64, stream: &Stream) -> Outcome {
+    pub(crate) fn start(&mut self, blocks: u32, address: u64, stream: &Stream) -> Outcome {
         self.stop.write(0, &[0; 4], &self.stream)?;
         let value = u32::from_le_bytes(crate::support::random()?);
         let params = MeddleParams { address, stop: self.stop.pointer(), value, reserved: 0 };
@@ -293,7 +293,7 @@ impl Meddler {
         Ok(())
     }
 
-    fn stop(&mut self) -> Outcome {
+    pub(crate) fn stop(&mut self) -> Outcome {
         self.stop.write(0, &[1; 4], &self.stream)?;
         Ok(())
     }
