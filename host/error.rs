@@ -34,6 +34,18 @@ pub enum Error {
         /// How long it waited, in milliseconds.
         waited_ms: u64,
     },
+    /// A peer's process ended, or the connection to it.
+    #[error(
+        "rank {rank}: rank {peer} was lost at step {step}: its process ended or the connection broke; begin again with a new communicator"
+    )]
+    Lost {
+        /// Rank that reports the failure.
+        rank: usize,
+        /// Rank that is gone.
+        peer: usize,
+        /// Schedule step, counted from 0.
+        step: usize,
+    },
     /// Another rank reported a failure first.
     #[error(
         "rank {rank}: the collective was aborted by rank {by}; re-key the communicator before the next one"

@@ -41,6 +41,10 @@ const RANDOM: usize = 32;
 const CONFIRM_LABEL: &[u8] = b"ringseal 1 confirm";
 const SESSION_LABEL: &[u8] = b"ringseal 1 session";
 const KEY_LABEL: &[u8] = b"ringseal 1 key";
+const ANNOUNCE_LABEL: &[u8] = b"ringseal 1 announce";
+
+/// Length of [`Root::announcement_tag`].
+pub(crate) const ANNOUNCEMENT_TAG_BYTES: usize = 32;
 
 /// First round: this rank's hello is out.
 #[derive(Debug)]
@@ -214,6 +218,20 @@ impl Root {
         let mut out = [0; 8];
         self.expand(&[SESSION_LABEL], &mut out);
         u64::from_le_bytes(out)
+    }
+
+    /// Authenticates what rank `rank` says in a round of the set-up: HKDF-Expand is HMAC of its info under the root
+    /// (RFC 5869, 2.3).
+    pub(crate) fn announcement_tag(
+        &self,
+        round: u64,
+        rank: usize,
+        message: &[u8],
+    ) -> [u8; ANNOUNCEMENT_TAG_BYTES] {
+        let mut out = [0; ANNOUNCEMENT_TAG_BYTES];
+        let rank = (rank as u64).to_le_bytes();
+        self.expand(&[ANNOUNCE_LABEL, &round.to_le_bytes(), &rank, message], &mut out);
+        out
     }
 
     /// The key of a sender in an epoch.

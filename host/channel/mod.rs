@@ -26,7 +26,7 @@ mod session;
 pub mod volume;
 
 pub use associated::{ASSOCIATED_DATA_BYTES, AssociatedData, NO_OP, VERSION};
-pub(crate) use handshake::Root;
+pub(crate) use handshake::{ANNOUNCEMENT_TAG_BYTES, Root};
 pub use handshake::{Handshake, Terms, Unconfirmed};
 pub use nonce::{MAX_RECORDS, MAX_SEQUENCE, MAX_STEPS, NONCE_BYTES, nonce};
 pub use secret::GroupSecret;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::handshake::{Root, Unconfirmed};
+use super::handshake::{Root, Terms, Unconfirmed};
 use super::volume::{Reserved, Volume};
 use super::{AssociatedData, Crypto, KeyLength, MAX_SEQUENCE, VERSION, nonce};
 use crate::aead::{Aead, AesKey, Iv, Tag};
@@ -79,6 +79,11 @@ impl Session {
         backend: Arc<dyn Backend>,
     ) -> Result<Self> {
         let (root, terms, rank) = unconfirmed.confirmed(confirmations)?;
+        Ok(Self::from_root(root, terms, rank, backend))
+    }
+
+    /// Of a handshake that has ended.
+    pub(crate) fn from_root(root: Root, terms: Terms, rank: usize, backend: Arc<dyn Backend>) -> Self {
         let id = root.session();
         let cipher = match terms.crypto {
             Crypto::None => Cipher::Plain,
@@ -87,7 +92,7 @@ impl Session {
                 Cipher::Gcm(Keys { root, backend, length, by_sender })
             }
         };
-        Ok(Self {
+        Self {
             id,
             rank,
             ranks: terms.ranks,
@@ -96,7 +101,7 @@ impl Session {
             volume: Volume::new(terms.key_bytes),
             sequence: 0,
             latest: None,
-        })
+        }
     }
 
     /// A number that tells this session from others. Public.

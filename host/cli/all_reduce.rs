@@ -4,6 +4,7 @@ mod benchmark;
 mod files;
 mod gpu;
 mod group;
+mod membership;
 
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -19,13 +20,14 @@ use super::memory;
 use super::values::{ByteSize, parse_dtype, parse_op};
 use benchmark::{Benchmark, Sweep};
 use group::{Choice, Setup};
+use membership::{Membership, MembershipArguments};
 
 /// Ranks of a benchmark, unless said otherwise.
 const RANKS: usize = 4;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Number of ranks, all in this process [default: 4, or one for each input file].
+    /// Number of ranks; all in this process unless --rank is given [default: 4, or one for each input file].
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// Reduction: sum, avg, min, max or prod.
@@ -51,6 +53,8 @@ pub(crate) struct Arguments {
     benchmark: BenchmarkArguments,
     #[command(flatten)]
     files: FileArguments,
+    #[command(flatten)]
+    membership: MembershipArguments,
 }
 
 /// The flags of nccl-tests, under the names that they have there.
@@ -132,7 +136,8 @@ enum Job {
 
 impl Job {
     fn new(arguments: Arguments) -> Outcome<Self> {
-        let Arguments { ranks, op, algo, crypto, aes, record, backend, benchmark, files } = arguments;
+        let Arguments { ranks, op, algo, crypto, aes, record, backend, benchmark, files, membership } =
+            arguments;
         let FileArguments { input: inputs, output } = files;
         let ranks = ranks.unwrap_or(if inputs.is_empty() { RANKS } else { inputs.len() });
         if !inputs.is_empty() && ranks != 0 && ranks != inputs.len() {
@@ -145,7 +150,8 @@ impl Job {
             (Protection::Gcm, Aes::Aes128) => Crypto::Gcm(KeyLength::Aes128),
             (Protection::Gcm, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
         };
-        let setup = Setup::new(ranks, algo, crypto, record, backend)?;
+        let membership = Membership::new(membership, ranks)?;
+        let setup = Setup::new(ranks, algo, crypto, record, backend, membership)?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }

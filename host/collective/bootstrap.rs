@@ -1,9 +1,12 @@
 //! How ranks that have no session yet exchange a few bytes.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::channel::{GroupSecret, Handshake, Terms, Unconfirmed};
+use ctutils::CtEq;
+
+use crate::channel::{ANNOUNCEMENT_TAG_BYTES, GroupSecret, Handshake, Root, Terms};
 use crate::transport::deadline;
 use crate::{Error, Result};
 
@@ -16,10 +19,77 @@ pub trait Bootstrap: Send {
     /// # Errors
     /// [`Error::Handshake`] when a rank does not come in time; whatever the medium reports.
     fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// The address of this machine by which the other ranks reach it. The default is for ranks of one machine.
+    fn interface(&self) -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
+
+    /// Something that notices when ranks die; `None` where the medium can't tell, and deadlines must do.
+    fn watch(&self) -> Option<Box<dyn Watch>> {
+        None
+    }
 }
 
-/// Both rounds of the handshake: what this rank came to, and all ranks' confirmations of it. Between the rounds, when
-/// all ranks have come, does `between`; when that fails, all ranks fail.
+/// Notices when other ranks die, beside the [`Bootstrap`] that it came from.
+pub trait Watch: Send {
+    /// Waits for at most `wait`, and names a rank that was lost, once. A rank that left in good order is not lost.
+    fn lost(&mut self, wait: Duration) -> Option<usize>;
+}
+
+/// A [`Bootstrap`] over a store that the host program has already, such as PyTorch's or MPI's: a function that does
+/// what [`Bootstrap::gather`] says.
+pub struct CallbackBootstrap {
+    gather: Box<Gather>,
+    ranks: usize,
+    interface: IpAddr,
+}
+
+type Gather = dyn FnMut(&[u8], Duration) -> Result<Vec<Vec<u8>>> + Send;
+
+impl CallbackBootstrap {
+    /// For `ranks` ranks, with a function that takes this rank's message and the longest time to wait, and returns all
+    /// ranks' messages, by rank. It may report its own failures as [`Error::Handshake`].
+    pub fn new(
+        ranks: usize,
+        gather: impl FnMut(&[u8], Duration) -> Result<Vec<Vec<u8>>> + Send + 'static,
+    ) -> Self {
+        Self { gather: Box::new(gather), ranks, interface: Ipv4Addr::LOCALHOST.into() }
+    }
+
+    /// With the address by which the ranks of other machines reach this one.
+    #[must_use]
+    pub fn on_interface(self, interface: IpAddr) -> Self {
+        Self { interface, ..self }
+    }
+}
+
+impl Bootstrap for CallbackBootstrap {
+    fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let all = (self.gather)(message, timeout)?;
+        if all.len() == self.ranks {
+            return Ok(all);
+        }
+        Err(Error::Handshake(format!(
+            "the callback gathered {} messages, but there are {} ranks",
+            all.len(),
+            self.ranks
+        )))
+    }
+
+    fn interface(&self) -> IpAddr {
+        self.interface
+    }
+}
+
+impl std::fmt::Debug for CallbackBootstrap {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("CallbackBootstrap").field("ranks", &self.ranks).finish_non_exhaustive()
+    }
+}
+
+/// Both rounds of the handshake. Between them, when all ranks have come, does `between`; when that fails on a rank, all
+/// ranks fail.
 pub(crate) fn agree(
     secret: &GroupSecret,
     terms: Terms,
@@ -27,14 +97,53 @@ pub(crate) fn agree(
     bootstrap: &mut dyn Bootstrap,
     timeout: Duration,
     between: impl FnOnce() -> Result<()>,
-) -> Result<(Unconfirmed, Vec<Vec<u8>>)> {
+) -> Result<Root> {
     let handshake = Handshake::new(secret, terms, rank)?;
     let hellos = bootstrap.gather(handshake.hello(), timeout)?;
     let heard = handshake.hear(&hellos).and_then(|heard| between().map(|()| heard));
     // A rank that has nothing to confirm says so, so that the others needn't wait for it.
     let confirmation = heard.as_ref().map_or(Vec::new(), |heard| heard.confirmation().to_vec());
     let confirmations = bootstrap.gather(&confirmation, timeout)?;
-    Ok((heard?, confirmations))
+    Ok(heard?.confirmed(&confirmations)?.0)
+}
+
+/// Gathers what the ranks of a session tell each other while they set up, authenticated: bound to the session, so to
+/// fresh salts of all ranks, to the sender and to `round`, which is used once in a session. A rank that has failed tells
+/// the others so, and all ranks fail. Gives back what belongs to this rank's announcement.
+pub(crate) fn announce<T>(
+    root: &Root,
+    round: u64,
+    [rank, ranks]: [usize; 2],
+    announcement: Result<(Vec<u8>, T)>,
+    bootstrap: &mut dyn Bootstrap,
+    timeout: Duration,
+) -> Result<(Vec<Vec<u8>>, T)> {
+    let mut message = match &announcement {
+        Ok((bytes, _)) => [&[1], bytes.as_slice()].concat(),
+        Err(error) => [&[0], error.to_string().as_bytes()].concat(),
+    };
+    message.extend_from_slice(&root.announcement_tag(round, rank, &message));
+    let gathered = bootstrap.gather(&message, timeout)?;
+    let (_, own) = announcement?;
+    if gathered.len() != ranks {
+        return Err(Error::Handshake(format!("{} of {ranks} ranks announced themselves", gathered.len())));
+    }
+    let read = |(rank, mut message): (usize, Vec<u8>)| {
+        let tag = message.split_off(message.len().saturating_sub(ANNOUNCEMENT_TAG_BYTES));
+        if !bool::from(root.announcement_tag(round, rank, &message).as_slice().ct_eq(tag.as_slice())) {
+            return Err(Error::Handshake(format!(
+                "what rank {rank} announced was changed, or is of another session: bootstraps were mixed up or replayed"
+            )));
+        }
+        match message.split_first() {
+            Some((1, bytes)) => Ok(bytes.to_vec()),
+            Some((_, reason)) => {
+                Err(Error::Handshake(format!("rank {rank} cannot join: {}", String::from_utf8_lossy(reason))))
+            }
+            None => Err(Error::Handshake(format!("rank {rank} announced nothing"))),
+        }
+    };
+    Ok((gathered.into_iter().enumerate().map(read).collect::<Result<_>>()?, own))
 }
 
 /// The ranks of one process.
@@ -125,6 +234,7 @@ impl std::fmt::Debug for InProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::Crypto;
 
     #[test]
     fn every_rank_hears_every_rank_in_every_round() {
@@ -139,6 +249,55 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// What an honest rank announced in another round, another session, or another rank's place is refused by all.
+    #[test]
+    fn announcements_of_other_rounds_sessions_and_ranks_are_refused() {
+        let terms = Terms { ranks: 2, crypto: Crypto::None, record_bytes: 0, key_bytes: 1 };
+        let secret = GroupSecret::random().unwrap();
+        let roots = |secret: &GroupSecret| -> Vec<Root> {
+            std::thread::scope(|scope| {
+                let ranks = InProcess::group(2).into_iter().enumerate().map(|(rank, mut bootstrap)| {
+                    scope.spawn(move || {
+                        agree(secret, terms, rank, &mut bootstrap, Duration::from_secs(20), || Ok(()))
+                            .unwrap()
+                    })
+                });
+                ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        let [now, before] = [roots(&secret), roots(&secret)];
+        let signed = |root: &Root, round, rank, text: &[u8]| {
+            let mut message = [&[1], text].concat();
+            message.extend_from_slice(&root.announcement_tag(round, rank, &message));
+            message
+        };
+        let hear = |second: Vec<u8>| {
+            let mut callback =
+                CallbackBootstrap::new(2, move |own, _| Ok(vec![own.to_vec(), second.clone()]));
+            let own = Ok((b"zero".to_vec(), ()));
+            announce(&now[0], 3, [0, 2], own, &mut callback, Duration::ZERO).map(|(all, ())| all)
+        };
+        assert_eq!(hear(signed(&now[1], 3, 1, b"one")).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+        let mut changed = signed(&now[1], 3, 1, b"one");
+        changed[2] ^= 1;
+        for wrong in [
+            changed,
+            signed(&now[1], 2, 1, b"one"),
+            signed(&now[1], 3, 0, b"one"),
+            signed(&before[1], 3, 1, b"one"),
+            Vec::new(),
+        ] {
+            let error = hear(wrong).unwrap_err();
+            assert!(matches!(&error, Error::Handshake(text) if text.contains("rank 1")), "{error}");
+        }
+        let mut failed = [&[0], b"no memory".as_slice()].concat();
+        failed.extend_from_slice(&now[1].announcement_tag(3, 1, &failed));
+        let error = hear(failed).unwrap_err().to_string();
+        assert!(error.contains("rank 1 cannot join: no memory"), "{error}");
+        let mut short = CallbackBootstrap::new(2, |own, _| Ok(vec![own.to_vec()]));
+        assert!(matches!(short.gather(b"", Duration::ZERO), Err(Error::Handshake(_))));
     }
 
     #[test]

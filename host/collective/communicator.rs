@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, InProcess, agree};
+use super::bootstrap::{Bootstrap, InProcess, agree, announce};
 use super::execute::{Execution, Failure};
 use super::schedule::{Algorithm, Collective, Operations, Step, chunks, program};
 use super::vectors::{Buffers, Vectors};
 use super::{Element, Partition};
 use crate::backend::{Backend, cpu::Cpu};
 use crate::channel::{Call, Crypto, GroupSecret, Handshake, KeyLength, NO_OP, Session, Terms, volume};
-use crate::transport::{Transport, memory};
+use crate::transport::{Transport, deadline, memory, socket};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// Shortest and longest record in bytes. Useful ones have 16 to 128 KiB.
@@ -204,6 +204,29 @@ impl Communicator {
                 Ok(Self::assemble(secret, options, transport, Box::new(bootstrap), session))
             })
             .collect()
+    }
+
+    /// Joins a group whose ranks may be processes anywhere, as rank `rank` of `ranks`, over connections of its own.
+    /// Returns when all ranks have joined.
+    ///
+    /// # Errors
+    /// As [`Self::join`]. Either all ranks join or none does.
+    pub fn new(
+        secret: &GroupSecret,
+        rank: usize,
+        ranks: usize,
+        mut bootstrap: Box<dyn Bootstrap>,
+        options: &Options,
+    ) -> Result<Self> {
+        let (terms, timeout) = (options.terms(ranks)?, options.timeout);
+        let root = agree(secret, terms, rank, bootstrap.as_mut(), timeout, || Ok(()))?;
+        let door = socket::Door::open(bootstrap.interface()).and_then(|door| Ok((door.place()?, door)));
+        let (places, door) = announce(&root, 1, [rank, ranks], door, bootstrap.as_mut(), timeout)?;
+        let link = door.connect(rank, &places, deadline(timeout)).map(|link| (Vec::new(), link));
+        let (_, link) = announce(&root, 2, [rank, ranks], link, bootstrap.as_mut(), timeout)?;
+        let transport = Box::new(link);
+        let session = Session::from_root(root, terms, rank, options.backend.clone());
+        Ok(Self::assemble(secret, options, transport, bootstrap, session))
     }
 
     /// Joins a group as the rank that `transport` says. Returns when all ranks have joined.
@@ -440,9 +463,8 @@ fn handshake(
     bootstrap: &mut dyn Bootstrap,
 ) -> Result<Session> {
     let terms = options.terms(transport.ranks())?;
-    let (heard, confirmations) =
-        agree(secret, terms, transport.rank(), bootstrap, options.timeout, || Ok(()))?;
-    Session::new(heard, &confirmations, options.backend.clone())
+    let root = agree(secret, terms, transport.rank(), bootstrap, options.timeout, || Ok(()))?;
+    Ok(Session::from_root(root, terms, transport.rank(), options.backend.clone()))
 }
 
 fn apart<'a, T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {

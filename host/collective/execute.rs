@@ -20,6 +20,8 @@ pub(super) enum Failure {
     Record { step: usize, record: usize },
     /// A peer did not deliver.
     Deadline { peer: usize, step: usize, waited: Duration },
+    /// A peer is gone.
+    Lost { peer: usize, step: usize },
     /// Another rank failed first.
     Told(Abort),
     /// Backend or transport failed.
@@ -34,6 +36,7 @@ impl Failure {
             Self::Deadline { peer, step, waited } => {
                 Cause::Deadline { peer, step, waited_ms: waited.as_millis() as u64 }
             }
+            Self::Lost { peer, step } => Cause::Lost { peer, step },
             Self::Told(_) => return None,
             Self::Other(_) => Cause::Other,
         };
@@ -46,6 +49,10 @@ impl Failure {
             Self::Record { step, record } => Error::Record { rank, step, record },
             Self::Deadline { peer, step, waited } => {
                 Error::Deadline { rank, peer, step, waited_ms: waited.as_millis() as u64 }
+            }
+            Self::Lost { peer, step } => Error::Lost { rank, peer, step },
+            Self::Told(Abort { by, cause: Cause::Lost { peer, step } }) => {
+                Error::Lost { rank: by, peer, step }
             }
             Self::Told(Abort { by, cause: Cause::Record { step, record } }) => {
                 Error::Record { rank: by, step, record }
@@ -218,6 +225,7 @@ impl Execution<'_, '_> {
         match self.transport.receive(from, self.session.id(), deadline(self.timeout))? {
             Delivery::Record(received) => Ok(received),
             Delivery::Aborted(abort) => Err(Failure::Told(abort)),
+            Delivery::Lost => Err(Failure::Lost { peer: from, step: number }),
             Delivery::TimedOut => Err(Failure::Deadline { peer: from, step: number, waited: self.timeout }),
         }
     }

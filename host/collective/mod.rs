@@ -33,14 +33,16 @@ mod element;
 mod execute;
 mod partition;
 mod reduce;
+mod rendezvous;
 pub mod schedule;
 mod vectors;
 
 pub use crate::channel::{Crypto, KeyLength};
 pub(crate) use bootstrap::agree;
-pub use bootstrap::{Bootstrap, InProcess};
+pub use bootstrap::{Bootstrap, CallbackBootstrap, InProcess, Watch};
 pub use communicator::{Communicator, Options, Request};
 pub use element::Element;
 pub use partition::Partition;
+pub use rendezvous::Rendezvous;
 pub use schedule::{Algorithm, Collective};
 pub use vectors::Buffers;

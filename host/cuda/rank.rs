@@ -221,8 +221,8 @@ impl GpuRank {
         let idle = self.stream.device().synchronize();
         // A rank clears its mailbox when no rank's kernel writes there any more, and before any rank's next one may.
         let clear = || idle.and_then(|()| self.reset());
-        let (unconfirmed, confirmations) = agree(secret, terms, rank, bootstrap, timeout, clear)?;
-        self.begin(unconfirmed.confirmed(&confirmations)?.0)
+        let root = agree(secret, terms, rank, bootstrap, timeout, clear)?;
+        self.begin(root)
     }
 
     /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.

@@ -1,9 +1,9 @@
 //! Ranks of one process, linked by queues. Records change hands without being copied.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::inbox::Inbox;
 use super::{Abort, Delivery, Received, Sealed, Transport};
 use crate::Result;
 use crate::aead::Tag;
@@ -68,43 +68,6 @@ struct Network {
     tap: Option<Arc<dyn Tap>>,
 }
 
-struct Inbox {
-    state: Mutex<InboxState>,
-    changed: Condvar,
-}
-
-struct InboxState {
-    /// By sender.
-    queues: Vec<VecDeque<Packet>>,
-    /// The sender that the owner is waiting for, so that others needn't wake it.
-    awaited: Option<usize>,
-    aborted: Option<(u64, Abort)>,
-}
-
-impl Inbox {
-    fn new(ranks: usize) -> Self {
-        let queues = (0..ranks).map(|_| VecDeque::new()).collect();
-        Self {
-            state: Mutex::new(InboxState { queues, awaited: None, aborted: None }),
-            changed: Condvar::new(),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, InboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn put(&self, from: usize, packet: Packet) {
-        let mut state = self.lock();
-        state.queues[from].push_back(packet);
-        let awaited = state.awaited == Some(from);
-        drop(state);
-        if awaited {
-            self.changed.notify_one();
-        }
-    }
-}
-
 /// A rank's end of a [`network`].
 pub struct Memory {
     rank: usize,
@@ -123,7 +86,9 @@ impl Transport for Memory {
     fn send(&mut self, to: usize, session: u64, record: Sealed) -> Result<()> {
         let (bytes, tag) = record.into_parts();
         let (link, packet) = (Link { from: self.rank, to }, Packet { session, bytes, tag });
-        let mut deliver = |link: Link, packet: Packet| self.network.inboxes[link.to].put(link.from, packet);
+        let mut deliver = |link: Link, Packet { session, bytes, tag }: Packet| {
+            self.network.inboxes[link.to].put(link.from, (session, Received { bytes, tag }));
+        };
         match &self.network.tap {
             None => deliver(link, packet),
             Some(tap) => tap.pass(link, packet, &mut deliver),
@@ -132,40 +97,13 @@ impl Transport for Memory {
     }
 
     fn receive(&mut self, from: usize, session: u64, deadline: Instant) -> Result<Delivery> {
-        let inbox = &self.network.inboxes[self.rank];
-        let mut state = inbox.lock();
-        loop {
-            while let Some(packet) = state.queues[from].pop_front() {
-                if packet.session == session {
-                    state.awaited = None;
-                    return Ok(Delivery::Record(Received { bytes: packet.bytes, tag: packet.tag }));
-                }
-            }
-            if let Some((aborted, abort)) = state.aborted
-                && aborted == session
-            {
-                state.awaited = None;
-                return Ok(Delivery::Aborted(abort));
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                state.awaited = None;
-                return Ok(Delivery::TimedOut);
-            }
-            state.awaited = Some(from);
-            state = inbox.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        Ok(self.network.inboxes[self.rank].receive(from, session, deadline))
     }
 
     fn abort(&mut self, session: u64, abort: Abort) {
         let _first = self.network.aborting.lock().unwrap_or_else(PoisonError::into_inner);
         for inbox in &self.network.inboxes {
-            let mut state = inbox.lock();
-            if state.aborted.is_none_or(|(aborted, _)| aborted != session) {
-                state.aborted = Some((session, abort));
-            }
-            drop(state);
-            inbox.changed.notify_one();
+            inbox.abort(session, abort);
         }
     }
 }

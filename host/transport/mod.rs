@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use crate::Result;
 use crate::aead::Tag;
 
+mod inbox;
 pub mod memory;
+pub mod socket;
 
 /// The longest wait: a year. Longer ones are cut, because an instant can't be moved by just any duration.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -93,6 +95,13 @@ pub enum Cause {
         /// How long it waited, in milliseconds.
         waited_ms: u64,
     },
+    /// A peer's connection ended.
+    Lost {
+        /// The rank that was awaited.
+        peer: usize,
+        /// Step of the rank that gave up.
+        step: usize,
+    },
     /// Something else, such as a failing backend.
     Other,
 }
@@ -104,6 +113,8 @@ pub enum Delivery {
     Record(Received),
     /// Some rank gave up.
     Aborted(Abort),
+    /// The rank is gone: nothing more will come from it.
+    Lost,
     /// The deadline passed.
     TimedOut,
 }

@@ -275,3 +275,51 @@ fn ranks_join_over_a_bootstrap_and_rekey_at_will() {
         assert!(matches!(result, Err(Error::Handshake(_))), "{result:?}");
     }
 }
+
+/// The same over connections of the communicators' own: records longer than a socket's buffer, every collective, new
+/// sessions, and a rank that leaves.
+#[test]
+fn ranks_join_over_sockets_and_notice_when_one_leaves() {
+    use ringseal::collective::InProcess;
+    let join = |secrets: [u8; 3]| {
+        let parts: Vec<_> = InProcess::group(3).into_iter().enumerate().zip(secrets).collect();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .into_iter()
+                .map(|((rank, bootstrap), secret)| {
+                    scope.spawn(move || {
+                        let secret = GroupSecret::from_bytes([secret; 32]);
+                        let options = Options { record_bytes: 8 << 20, ..options() };
+                        Communicator::new(&secret, rank, 3, Box::new(bootstrap), &options)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    for result in join([1, 1, 2]) {
+        assert!(matches!(result, Err(Error::Handshake(_))), "{result:?}");
+    }
+    let mut group: Vec<_> = join([1; 3]).into_iter().map(Result::unwrap).collect();
+    on_all(&mut group, |rank| {
+        for algorithm in Algorithm::ALL {
+            rank.set_algorithm(algorithm);
+            let mut vector = vec![rank.rank() as f32; 2_000_000];
+            rank.all_reduce_in_place(&mut vector, ReduceOp::Sum).unwrap();
+            assert!(vector.iter().all(|&sum| sum == 3.0));
+            let mut vector = [rank.rank() as u8; 30];
+            rank.broadcast_in_place(&mut vector, 2).unwrap();
+            assert_eq!(vector, [2; 30]);
+            rank.rekey().unwrap();
+        }
+    });
+    drop(group.pop());
+    let results = on_all(&mut group, |rank| {
+        let mut vector = [1_u8; 40];
+        (rank.all_reduce_in_place(&mut vector, ReduceOp::Sum), vector)
+    });
+    for (result, vector) in results {
+        assert!(matches!(result, Err(Error::Lost { peer: 2, .. })), "{result:?}");
+        assert_eq!(vector, [0; 40]);
+    }
+}

@@ -99,7 +99,10 @@ impl Benchmark {
         let mut plain =
             self.setup.plain_ring().map(|setup| Group::new(&setup, self.sweep.largest())).transpose()?;
         let description = self.setup.description()?;
-        let mut stdout = io::stdout().lock();
+        let mut stdout: Box<dyn io::Write> = match self.setup.own_ranks().start {
+            0 => Box::new(io::stdout().lock()),
+            _ => Box::new(io::sink()),
+        };
         self.write_preamble(&mut stdout, &description, plain.is_some()).map_err(Failure::stdout)?;
         let mut rows = Vec::new();
         for size in self.sweep.sizes() {
@@ -122,7 +125,8 @@ impl Benchmark {
         let count = size / self.dtype.size();
         let ranks = self.setup.ranks();
         let sample = Sample::new(ranks, count, self.dtype, self.op);
-        let mut outputs = vec![vec![0; sample.expected.len()]; ranks];
+        let own = self.setup.own_ranks();
+        let mut outputs = vec![vec![0; sample.expected.len()]; own.len()];
         let mut figures = |group: &mut Group, place| self.repeat(group, place, &sample, &mut outputs);
         let sealed = [figures(group, Place::Out)?, figures(group, Place::In)?];
         let plain = plain.map(|group| figures(group, Place::Out)).transpose()?;
@@ -139,14 +143,15 @@ impl Benchmark {
     ) -> Outcome<Figures> {
         let mut times = Times::default();
         for iteration in 0..self.warmup.saturating_add(self.iterations.get()) {
-            for (output, input) in outputs.iter_mut().zip(&sample.inputs) {
+            let inputs = &sample.inputs[self.setup.own_ranks()];
+            for (output, input) in outputs.iter_mut().zip(inputs) {
                 match place {
                     Place::Out => output.fill(0xa5), // a result left over from before must not pass the check
                     Place::In => output.copy_from_slice(input),
                 }
             }
             let time = match place {
-                Place::Out => group.all_reduce(&sample.inputs, outputs, self.dtype, self.op)?,
+                Place::Out => group.all_reduce(inputs, outputs, self.dtype, self.op)?,
                 Place::In => group.all_reduce_in_place(outputs, self.dtype, self.op)?,
             };
             if iteration >= self.warmup {
@@ -156,16 +161,17 @@ impl Benchmark {
         let wrong = self.check.then(|| {
             outputs.iter().map(|output| wrong_elements(output, &sample.expected, self.dtype.size())).sum()
         });
-        Ok(Figures::new(sample.expected.len(), outputs.len(), &times, wrong))
+        Ok(Figures::new(sample.expected.len(), self.setup.ranks(), &times, wrong))
     }
 
     fn write_preamble(&self, out: &mut dyn io::Write, description: &str, plain: bool) -> io::Result<()> {
         let Self { iterations, warmup, .. } = self;
         writeln!(out, "# ringseal {}: {description}", env!("CARGO_PKG_VERSION"))?;
-        writeln!(
-            out,
-            "# time: median of {iterations} after {warmup} to warm up, from the first rank's start to the last one's end"
-        )?;
+        let span = match self.setup.own_ranks().len() == self.setup.ranks() {
+            true => "from the first rank's start to the last one's end",
+            false => "from this rank's start to its end",
+        };
+        writeln!(out, "# time: median of {iterations} after {warmup} to warm up, {span}")?;
         writeln!(out, "# GB = 1e9 bytes of plaintext of one rank; busbw = algbw x 2(n-1)/n")?;
         if plain {
             writeln!(
@@ -181,6 +187,9 @@ impl Benchmark {
         let wrong: usize = rows.iter().map(Row::wrong).sum();
         match (self.check, wrong) {
             (false, _) => writeln!(out, "# results were not checked (-c 0)")?,
+            (true, 0) if self.setup.own_ranks().len() < self.setup.ranks() => {
+                writeln!(out, "# every element of this rank is right")?;
+            }
             (true, 0) => writeln!(out, "# every element of every rank is right")?,
             (true, wrong) => writeln!(out, "# {wrong} elements are wrong")?,
         }

@@ -1,5 +1,6 @@
-//! The ranks of a run: in this process, each on a thread of its own, or on GPUs.
+//! The ranks of a run: in this process, each on a thread of its own, or on GPUs; or one of them, the others elsewhere.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use ringseal::cuda::{Device, GpuOptions};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks};
+use super::membership::Membership;
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::ByteSize;
@@ -59,6 +61,8 @@ pub(super) struct Setup {
     choice: Choice,
     crypto: Crypto,
     record_bytes: Option<usize>,
+    /// When this process is one rank of them.
+    membership: Option<Arc<Membership>>,
 }
 
 /// Where the ranks and their vectors are.
@@ -77,15 +81,20 @@ impl Setup {
         crypto: Crypto,
         record: Option<ByteSize>,
         backend: BackendName,
+        membership: Option<Membership>,
     ) -> Outcome<Self> {
         if ranks == 0 {
             return Err(Failure::Input("--ranks 0: there must be at least one rank".into()));
         }
-        if ranks > MAX_RANKS {
+        if ranks > MAX_RANKS && membership.is_none() {
             return Err(Failure::Input(format!("--ranks {ranks}: at most {MAX_RANKS} run in one process")));
         }
         let home = match backend {
-            BackendName::Cuda => Home::Gpus(gpu::devices(ranks)?),
+            BackendName::Cuda => {
+                let devices = gpu::devices(ranks)?;
+                let own = membership.as_ref().map_or(0..ranks, |member| member.rank..member.rank + 1);
+                Home::Gpus(devices[own].to_vec())
+            }
             BackendName::Auto => Home::Process(BackendName::Cpu.open()?),
             named => Home::Process(named.open()?),
         };
@@ -97,11 +106,17 @@ impl Setup {
                 format!("--backend {}: it has no AES-GCM here; use cpu, or --crypto none", backend.name());
             return Err(Failure::Input(what));
         }
-        Ok(Self { ranks, home, choice, crypto, record_bytes: record.map(|ByteSize(bytes)| bytes) })
+        let record_bytes = record.map(|ByteSize(bytes)| bytes);
+        Ok(Self { ranks, home, choice, crypto, record_bytes, membership: membership.map(Arc::new) })
     }
 
     pub(super) fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// The ranks of this process.
+    pub(super) fn own_ranks(&self) -> Range<usize> {
+        self.membership.as_ref().map_or(0..self.ranks, |member| member.rank..member.rank + 1)
     }
 
     /// The ring without encryption, to compare with; `None` when there is nothing to compare.
@@ -112,9 +127,15 @@ impl Setup {
 
     /// In words, for the head of a table.
     pub(super) fn description(&self) -> Outcome<String> {
-        let Self { ranks, home, choice, crypto, record_bytes } = self;
+        let Self { ranks, home, choice, crypto, record_bytes, membership } = self;
         let home = match home {
+            Home::Process(backend) if membership.is_some() => {
+                format!("in a process each, backend {}", backend.name())
+            }
             Home::Process(backend) => format!("in one process, backend {}", backend.name()),
+            Home::Gpus(devices) if membership.is_some() => {
+                format!("in a process each, rank 0 on {}, backend cuda", devices[0].name()?)
+            }
             Home::Gpus(devices) => {
                 let distinct = devices.iter().map(|device| device.ordinal() + 1).max().unwrap_or(0);
                 format!("on {distinct} x {}, backend cuda", devices[0].name()?)
@@ -136,7 +157,8 @@ impl Setup {
     fn options(&self, backend: Arc<dyn Backend>) -> Options {
         let defaults = Options::default();
         let record_bytes = self.record_bytes.unwrap_or(defaults.record_bytes);
-        Options { crypto: self.crypto, backend, record_bytes, timeout: TIMEOUT, ..defaults }
+        let timeout = self.membership.as_ref().map_or(TIMEOUT, |member| member.timeout);
+        Options { crypto: self.crypto, backend, record_bytes, timeout, ..defaults }
     }
 
     fn gpu_options(&self, max_bytes: usize) -> GpuOptions {
@@ -144,8 +166,9 @@ impl Setup {
             Choice::Auto => Algorithm::Ring,
             Choice::Always(algorithm) => algorithm,
         };
-        let record_bytes = self.record_bytes;
-        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, ..GpuOptions::default() }
+        let (defaults, record_bytes) = (GpuOptions::default(), self.record_bytes);
+        let timeout = self.membership.as_ref().map_or(defaults.timeout, |member| member.timeout);
+        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, timeout, ..defaults }
     }
 }
 
@@ -158,12 +181,18 @@ pub(super) enum Group {
 }
 
 impl Group {
-    /// Makes the ranks, which share a fresh secret, for vectors of up to `max_bytes`.
+    /// Makes this process's ranks, for vectors of up to `max_bytes`. If they are all, they share a fresh secret.
     pub(super) fn new(setup: &Setup, max_bytes: usize) -> Outcome<Self> {
         Ok(match &setup.home {
             Home::Process(backend) => {
                 let options = setup.options(backend.clone());
-                let ranks = Communicator::in_process(setup.ranks, &GroupSecret::random()?, &options)?;
+                let ranks = match &setup.membership {
+                    None => Communicator::in_process(setup.ranks, &GroupSecret::random()?, &options)?,
+                    Some(member) => {
+                        let (rank, meeting) = (member.rank, member.meet(setup.ranks)?);
+                        vec![Communicator::new(&member.secret, rank, setup.ranks, meeting, &options)?]
+                    }
+                };
                 Self::Process(ranks, setup.choice)
             }
             Home::Gpus(devices) => {
