@@ -36,15 +36,16 @@ pub enum Error {
     },
     /// A peer's process ended, or the connection to it.
     #[error(
-        "rank {rank}: rank {peer} was lost at step {step}: its process ended or the connection broke; begin again with a new communicator"
+        "rank {rank}: rank {peer} was lost{}: its process ended or the connection broke; begin again with a new communicator",
+        step.map_or(String::new(), |step| format!(" at step {step}"))
     )]
     Lost {
         /// Rank that reports the failure.
         rank: usize,
         /// Rank that is gone.
         peer: usize,
-        /// Schedule step, counted from 0.
-        step: usize,
+        /// Schedule step, counted from 0, where it is known.
+        step: Option<usize>,
     },
     /// Another rank reported a failure first.
     #[error(

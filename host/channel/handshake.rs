@@ -196,6 +196,7 @@ impl Unconfirmed {
 }
 
 /// What a session's keys are expanded from.
+#[derive(Clone)]
 pub(crate) struct Root(Zeroizing<[u8; 32]>);
 
 impl Root {

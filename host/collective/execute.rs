@@ -50,9 +50,9 @@ impl Failure {
             Self::Deadline { peer, step, waited } => {
                 Error::Deadline { rank, peer, step, waited_ms: waited.as_millis() as u64 }
             }
-            Self::Lost { peer, step } => Error::Lost { rank, peer, step },
+            Self::Lost { peer, step } => Error::Lost { rank, peer, step: Some(step) },
             Self::Told(Abort { by, cause: Cause::Lost { peer, step } }) => {
-                Error::Lost { rank: by, peer, step }
+                Error::Lost { rank: by, peer, step: Some(step) }
             }
             Self::Told(Abort { by, cause: Cause::Record { step, record } }) => {
                 Error::Record { rank: by, step, record }

@@ -38,8 +38,8 @@ pub mod schedule;
 mod vectors;
 
 pub use crate::channel::{Crypto, KeyLength};
-pub(crate) use bootstrap::agree;
 pub use bootstrap::{Bootstrap, CallbackBootstrap, InProcess, Watch};
+pub(crate) use bootstrap::{agree, announce};
 pub use communicator::{Communicator, Options, Request};
 pub use element::Element;
 pub use partition::Partition;

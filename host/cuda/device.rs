@@ -134,6 +134,15 @@ impl Device {
         Ok(bytes)
     }
 
+    /// Bytes of device memory that nobody uses, in any process.
+    pub fn free_bytes(&self) -> Result<usize> {
+        let (mut free, mut total) = (0, 0);
+        let _current = self.bind()?;
+        // SAFETY: a context is current; the pointers are valid for the writes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
     /// Its compute capability, which decides what PTX it can run.
     pub fn compute_capability(&self) -> Result<ComputeCapability> {
         use sys::CUdevice_attribute::{
@@ -153,6 +162,16 @@ impl Device {
     /// The most dynamic shared memory that a kernel's block may ask for, in bytes.
     pub fn shared_memory_limit(&self) -> Result<u32> {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    }
+
+    /// Where it is on the machine's buses, as text padded with zeros: the same in every process.
+    pub(super) fn bus_id(&self) -> Result<[u8; 16]> {
+        let mut id = [0; 16];
+        // SAFETY: the pointer is valid for 16 writes, of which the last is zero.
+        check("cuDeviceGetPCIBusId", unsafe {
+            sys::cuDeviceGetPCIBusId(id.as_mut_ptr(), id.len() as c_int, self.0.handle)
+        })?;
+        Ok(id.map(|byte: std::ffi::c_char| byte as u8))
     }
 
     fn attribute(&self, which: sys::CUdevice_attribute) -> Result<u32> {

@@ -15,9 +15,11 @@
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
 
 mod cipher;
+mod communicator;
 mod device;
 mod driver;
 mod gcm;
+mod ipc;
 mod memory;
 mod module;
 mod nccl;
@@ -30,6 +32,7 @@ mod seed_plan;
 mod stream;
 
 pub use cipher::{DeviceKey, Kernels};
+pub use communicator::GpuCommunicator;
 pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
 pub(crate) use gcm::no_gcm;

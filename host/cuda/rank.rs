@@ -2,6 +2,7 @@
 //! business of its own: it has addresses of theirs that its device can reach.
 
 use std::collections::HashMap;
+use std::mem::offset_of;
 
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
@@ -11,7 +12,7 @@ use ringseal_kernels::step::{self, Step, ring_all_reduce};
 use zeroize::Zeroize;
 
 use super::ring_keys::RankKeys;
-use super::{DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
+use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Root, Terms, VERSION};
 use crate::collective::{Algorithm, Bootstrap, Collective, agree};
 use crate::{Dtype, Error, ReduceOp, Result};
@@ -37,6 +38,16 @@ pub(super) struct Mailbox {
     pub(super) inbox: u64,
     /// Its signals.
     pub(super) signals: u64,
+}
+
+/// How another rank fares, as far as it can be told from here.
+pub(super) enum Remote {
+    /// It has not failed.
+    Fine,
+    /// It saw this.
+    Failed(Error),
+    /// Its state can't be read.
+    Unreachable,
 }
 
 /// What the length of a vector decides.
@@ -196,13 +207,14 @@ impl GpuRank {
     }
 
     /// Begins a session whose ranks have all forgotten the one before.
-    pub(super) fn begin(&mut self, root: Root) -> Result<()> {
+    pub(super) fn begin(&mut self, root: &Root) -> Result<()> {
         match (self.options.crypto, &mut self.keys) {
             (Crypto::None, _) => {}
-            (Crypto::Gcm(_), Some(keys)) => keys.renew(root, &self.stream)?,
+            (Crypto::Gcm(_), Some(keys)) => keys.renew(root.clone(), &self.stream)?,
             (Crypto::Gcm(length), keys @ None) => {
                 let terms = Self::terms(&self.options, self.ranks);
-                *keys = Some(RankKeys::new(root, terms, self.rank, length, &self.module, &self.stream)?);
+                *keys =
+                    Some(RankKeys::new(root.clone(), terms, self.rank, length, &self.module, &self.stream)?);
             }
         }
         self.stream.synchronize()?;
@@ -222,7 +234,7 @@ impl GpuRank {
         // A rank clears its mailbox when no rank's kernel writes there any more, and before any rank's next one may.
         let clear = || idle.and_then(|()| self.reset());
         let root = agree(secret, terms, rank, bootstrap, timeout, clear)?;
-        self.begin(root)
+        self.begin(&root)
     }
 
     /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.
@@ -360,13 +372,33 @@ impl GpuRank {
         let mut state = [RankState::default()];
         self.state.read(0, bytes_of_mut(&mut state), &self.stream)?;
         let [RankState { failure: word, aborted, .. }] = state;
-        if word == 0 && aborted == 0 {
-            return Ok(());
+        self.poisoned |= word != 0 || aborted != 0;
+        match (self.failure(self.rank, word), aborted) {
+            (Some(failure), _) => Err(failure),
+            (None, 0) => Ok(()),
+            (None, by) => Err(Error::Aborted { rank: self.rank, by: by as usize - 1 }),
         }
-        self.poisoned = true;
-        let (rank, step, record) = (self.rank, (word >> 32 & 0x00ff_ffff) as usize, word as u32 as usize);
-        Err(match word >> 56 {
-            0 => Error::Aborted { rank, by: aborted as usize - 1 },
+    }
+
+    /// What another rank's failure word says.
+    pub(super) fn failure_of(&self, rank: usize) -> Remote {
+        let Some(mailbox) = self.mailboxes.get(rank) else { return Remote::Unreachable };
+        let mut state = [RankState::default()];
+        let bytes = bytes_of_mut(&mut state);
+        // SAFETY: the other rank's state is mapped as long as this rank lives; `bytes` is borrowed until the copy is
+        // done.
+        let copied = unsafe { self.stream.copy(bytes.as_mut_ptr() as u64, mailbox.state, bytes.len()) };
+        if copied.and_then(|()| self.stream.synchronize()).is_err() {
+            return Remote::Unreachable;
+        }
+        self.failure(rank, state[0].failure).map_or(Remote::Fine, Remote::Failed)
+    }
+
+    /// What a rank's failure word means; `None` for 0.
+    fn failure(&self, rank: usize, word: u64) -> Option<Error> {
+        let (step, record) = ((word >> 32 & 0x00ff_ffff) as usize, word as u32 as usize);
+        Some(match word >> 56 {
+            0 => return None,
             failure::AUTHENTICATION => Error::Record { rank, step, record },
             failure::EXHAUSTED => Error::KeyExhausted { limit: self.options.key_bytes },
             _ => Error::Deadline {
@@ -391,6 +423,26 @@ impl GpuRank {
     /// Its inbox and its signals.
     pub(super) fn mailbox(&self) -> [&DeviceBuffer; 2] {
         [&self.inbox, &self.signals]
+    }
+
+    /// All that other ranks reach of it.
+    pub(super) fn shared(&self) -> [&DeviceBuffer; 3] {
+        [&self.state, &self.inbox, &self.signals]
+    }
+
+    /// Where the ranks' states are, by rank.
+    pub(super) fn state_addresses(&self) -> Vec<u64> {
+        self.mailboxes.iter().map(|mailbox| mailbox.state).collect()
+    }
+
+    /// The word of a state that stops its rank's kernels.
+    pub(super) const fn aborted_at(state: u64) -> u64 {
+        state + offset_of!(RankState, aborted) as u64
+    }
+
+    /// The device that it is on.
+    pub(super) fn device(&self) -> &Device {
+        self.stream.device()
     }
 
     /// Blocks that it runs.

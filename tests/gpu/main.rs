@@ -8,6 +8,7 @@ mod context;
 mod ctr;
 mod gcm;
 mod probe;
+mod processes;
 mod ring;
 mod seed;
 mod support;
@@ -18,6 +19,9 @@ use ringseal::cuda::Device;
 fn main() {
     if probe::is_child() {
         return probe::child();
+    }
+    if processes::is_child() {
+        return processes::child();
     }
     let arguments = Arguments::from_args();
     let device = Device::open(0);
@@ -38,7 +42,7 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(ring::SEALED_TESTS) {
+    for (name, test) in gcm::TESTS.iter().chain(ring::SEALED_TESTS).chain(processes::TESTS) {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }

@@ -110,6 +110,9 @@ impl Benchmark {
             table::write_row(&mut stdout, &row, self.dtype, self.op).map_err(Failure::stdout)?;
             rows.push(row);
         }
+        for group in [Some(group), plain].into_iter().flatten() {
+            group.close()?;
+        }
         self.write_summary(&mut stdout, &rows).map_err(Failure::stdout)?;
         if let Some(mut file) = json {
             file.write(&self.document(&description, &rows)?)?;

@@ -1,8 +1,9 @@
-//! Ranks on GPUs: one on each, or several where there are more ranks than GPUs.
+//! Ranks on GPUs: one on each, or several where there are more ranks than GPUs; or one of them, the others elsewhere.
 
 use std::time::Duration;
 
-use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, RankBuffers, Stream};
+use super::membership::Membership;
+use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
 
 /// The GPUs of `ranks` ranks, dealt in turn.
@@ -16,10 +17,18 @@ pub(super) fn devices(ranks: usize) -> Result<Vec<Device>> {
 
 /// The ranks, with room for their vectors on the GPUs.
 pub(super) struct GpuRanks {
-    group: GpuGroup,
+    team: Team,
     streams: Vec<Stream>,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
+}
+
+/// Whose ranks.
+enum Team {
+    /// All, of this process.
+    Group(GpuGroup),
+    /// One, whose peers are other processes.
+    Member(Box<GpuCommunicator>),
 }
 
 impl GpuRanks {
@@ -29,13 +38,39 @@ impl GpuRanks {
         let target = ptx::for_compute_capability(capability.major, capability.minor).ok_or_else(|| {
             Error::NoDevice(format!("compute capability {capability}, but 8.0 or newer is needed"))
         })?;
+        let secret = GroupSecret::random()?;
+        let group = GpuGroup::new(devices, ptx::text(target).as_bytes(), &secret, options.clone())?;
+        Self::with_team(devices, Team::Group(group), &options)
+    }
+
+    /// One rank of a group of `ranks` processes, on `device`.
+    pub(super) fn member(
+        device: &Device,
+        member: &Membership,
+        ranks: usize,
+        options: GpuOptions,
+    ) -> Result<Self> {
+        let (secret, meeting) = (&member.secret, member.meet(ranks)?);
+        let own = GpuCommunicator::new(secret, member.rank, ranks, meeting, device, options.clone())?;
+        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), &options)
+    }
+
+    fn with_team(devices: &[Device], team: Team, options: &GpuOptions) -> Result<Self> {
         let room = |device| DeviceBuffer::new(device, options.max_bytes.max(1));
         Ok(Self {
+            team,
             streams: devices.iter().map(Stream::new).collect::<Result<_>>()?,
             inputs: devices.iter().map(room).collect::<Result<_>>()?,
             outputs: devices.iter().map(room).collect::<Result<_>>()?,
-            group: GpuGroup::new(devices, ptx::text(target).as_bytes(), &GroupSecret::random()?, options)?,
         })
+    }
+
+    /// Ends in good order.
+    pub(super) fn close(self) -> Result<()> {
+        match self.team {
+            Team::Group(_) => Ok(()),
+            Team::Member(own) => own.close(),
+        }
     }
 
     /// Reduces the inputs into the outputs. Returns the GPU's time; the copies between host and GPUs aren't in it.
@@ -91,13 +126,21 @@ impl GpuRanks {
         let start = streams[0].record()?;
         // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
         // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
-        let queued = unsafe { self.group.all_reduce(buffers, bytes / dtype.size(), dtype, op, &streams) };
+        let queued = unsafe {
+            match &mut self.team {
+                Team::Group(group) => group.all_reduce(buffers, bytes / dtype.size(), dtype, op, &streams),
+                Team::Member(own) => own.all_reduce(buffers[0], bytes / dtype.size(), dtype, op, streams[0]),
+            }
+        };
         let end = streams[0].record()?;
         for stream in &streams {
             stream.synchronize()?;
         }
         queued?;
-        self.group.outcome()?;
+        match &mut self.team {
+            Team::Group(group) => group.outcome()?,
+            Team::Member(own) => own.outcome()?,
+        }
         end.since(&start)
     }
 }

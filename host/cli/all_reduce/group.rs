@@ -195,10 +195,21 @@ impl Group {
                 };
                 Self::Process(ranks, setup.choice)
             }
-            Home::Gpus(devices) => {
-                Self::Gpus(Box::new(GpuRanks::new(devices, setup.gpu_options(max_bytes))?))
-            }
+            Home::Gpus(devices) => Self::Gpus(Box::new(match &setup.membership {
+                None => GpuRanks::new(devices, setup.gpu_options(max_bytes))?,
+                Some(member) => {
+                    GpuRanks::member(&devices[0], member, setup.ranks, setup.gpu_options(max_bytes))?
+                }
+            })),
         })
+    }
+
+    /// Ends in good order, together with the ranks of other processes.
+    pub(super) fn close(self) -> Outcome {
+        match self {
+            Self::Process(..) => Ok(()),
+            Self::Gpus(ranks) => Ok(ranks.close()?),
+        }
     }
 
     /// Reduces each rank's input into each rank's output. Returns how long it took.

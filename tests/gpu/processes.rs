@@ -1,0 +1,256 @@
+//! A process per rank on one GPU or several: right results, and what is left when a process dies or stalls.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use ringseal::channel::{Crypto, GroupSecret, KeyLength};
+use ringseal::collective::{Algorithm, Rendezvous};
+use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuOptions, RankBuffers, Stream};
+use ringseal::{Dtype, Error, ReduceOp};
+
+use crate::support::{GpuTest, Outcome, ensure, image};
+
+pub(crate) const TESTS: &[GpuTest] = &[
+    ("processes::results_are_right_before_and_after_a_new_session", right),
+    ("processes::settings_that_differ_fail_all_ranks", differing),
+    ("processes::when_one_is_killed_the_others_end_with_an_error", killed),
+    ("processes::when_one_stalls_the_others_end_at_the_deadline", stalled),
+];
+
+/// Set in a child: what to do, its rank, the number of ranks, where to meet, cipher, and timeout in milliseconds.
+const CHILD: &str = "RINGSEAL_TEST_MEMBER";
+const LONGEST: usize = 1 << 20;
+/// So that a hang is told from slowness.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// One rank. Says how it ended: `done`, or the error.
+pub(crate) fn child() {
+    match member() {
+        Ok(()) => println!("done"),
+        Err(error) => println!("{error}"),
+    }
+}
+
+fn member() -> Outcome {
+    let text = std::env::var(CHILD)?;
+    let words: Vec<&str> = text.split(' ').collect();
+    let [task, rank, ranks, address, cipher, timeout] = words[..] else { return Err("six words".into()) };
+    let (rank, ranks): (usize, usize) = (rank.parse()?, ranks.parse()?);
+    let timeout = Duration::from_millis(timeout.parse()?);
+    let crypto = match cipher {
+        "none" => Crypto::None,
+        "128" => Crypto::Gcm(KeyLength::Aes128),
+        _ => Crypto::Gcm(KeyLength::Aes256),
+    };
+    let device = Device::open(rank % Device::count()?)?;
+    let secret = GroupSecret::from_bytes([if task == "impostor" { 6 } else { 7 }; 32]);
+    let max_bytes = if task == "shorter" { LONGEST / 2 } else { LONGEST };
+    let options =
+        GpuOptions { crypto, max_bytes, timeout, algorithm: Algorithm::Ring, ..GpuOptions::default() };
+    let meeting = Rendezvous::connect(address, rank, ranks, timeout)?;
+    let image = image(&device)?;
+    let communicator =
+        GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
+    let mut member = Member {
+        input: DeviceBuffer::new(&device, LONGEST)?,
+        output: DeviceBuffer::new(&device, LONGEST)?,
+        stream: Stream::new(&device)?,
+        communicator,
+    };
+    match task {
+        "endless" => loop {
+            member.reduces(LONGEST / 4)?;
+        },
+        _ => {
+            for _ in 0..2 {
+                for count in [1, 1000, 12_345, LONGEST / 4, 0, 77] {
+                    member.reduces(count)?;
+                }
+                member.communicator.rekey()?;
+            }
+            member.reduces(1000)?;
+            member.communicator.close()?;
+        }
+    }
+    Ok(())
+}
+
+struct Member {
+    communicator: GpuCommunicator,
+    input: DeviceBuffer,
+    output: DeviceBuffer,
+    stream: Stream,
+}
+
+impl Member {
+    /// Sums `count` integers, and checks every one. A failure must leave zeros.
+    fn reduces(&mut self, count: usize) -> Outcome {
+        let value = |rank: usize, at: usize| (at as u32).wrapping_mul(0x9e37_79b9) ^ (rank as u32) << 20;
+        let (rank, ranks) = (self.communicator.rank(), self.communicator.ranks());
+        let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
+        self.input.write(0, &input, &self.stream)?;
+        self.output.fill(0xa5, &self.stream)?;
+        let buffers = RankBuffers { input: self.input.pointer(), output: self.output.pointer() };
+        // SAFETY: both buffers hold `count` elements and live until the stream has been waited for.
+        unsafe { self.communicator.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &self.stream)? };
+        self.stream.synchronize()?;
+        let outcome = self.communicator.outcome();
+        let mut output = vec![0; 4 * count];
+        self.output.read(0, &mut output, &self.stream)?;
+        if let Err(error) = outcome {
+            ensure!(self.communicator.is_poisoned(), "a failure did not poison: {error}");
+            // It can have had all before another rank failed.
+            let expected: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
+            let whole = output.iter().all(|&byte| byte == 0) || output == expected;
+            ensure!(whole, "a failure left parts of a result: {error}");
+            return Err(error.into());
+        }
+        for (at, found) in output.as_chunks::<4>().0.iter().enumerate() {
+            let (found, right) = (u32::from_le_bytes(*found), sum(ranks, at, value));
+            ensure!(found == right, "rank {rank}, {count} elements: element {at} is {found}, not {right}");
+        }
+        Ok(())
+    }
+}
+
+fn sum(ranks: usize, at: usize, value: impl Fn(usize, usize) -> u32) -> u32 {
+    (0..ranks).fold(0, |sum, rank| sum.wrapping_add(value(rank, at)))
+}
+
+struct Team {
+    directory: tempfile::TempDir,
+    ranks: usize,
+    cipher: &'static str,
+    timeout_ms: u64,
+}
+
+impl Team {
+    fn new(ranks: usize, cipher: &'static str, timeout_ms: u64) -> std::io::Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()?, ranks, cipher, timeout_ms })
+    }
+
+    fn start(&self, rank: usize, task: &str) -> std::io::Result<Child> {
+        let Self { directory, ranks, cipher, timeout_ms } = self;
+        let door = directory.path().join("door");
+        let member = format!("{task} {rank} {ranks} unix:{} {cipher} {timeout_ms}", door.display());
+        Command::new(std::env::current_exe()?)
+            .env(CHILD, member)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+    }
+
+    fn start_all(&self, task: &str) -> std::io::Result<Vec<Child>> {
+        (0..self.ranks).map(|rank| self.start(rank, task)).collect()
+    }
+}
+
+/// How a process ended that must end soon, and what it said.
+fn end(child: &mut Child) -> Result<(ExitStatus, String), Box<dyn std::error::Error>> {
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            return Err("a rank hangs".into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut text = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut text)?;
+    }
+    Ok((status, text))
+}
+
+fn right(_: &Device) -> Outcome {
+    for (ranks, cipher) in [(1, "256"), (2, "none"), (2, "128"), (2, "256"), (3, "256"), (4, "256")] {
+        let start = Instant::now();
+        for (rank, mut child) in Team::new(ranks, cipher, 20_000)?.start_all("work")?.into_iter().enumerate()
+        {
+            let (status, text) = end(&mut child)?;
+            ensure!(
+                status.success() && text == "done\n",
+                "{ranks} ranks, {cipher}, rank {rank}: {status}: {text}"
+            );
+        }
+        println!("{ranks} processes, {cipher}: {:.2} s with their start", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn differing(_: &Device) -> Outcome {
+    for (task, words) in [("impostor", "holds another group secret"), ("shorter", "greatest length")] {
+        let team = Team::new(2, "256", 20_000)?;
+        let mut children = [team.start(0, "work")?, team.start(1, task)?];
+        let [(_, zero), (_, one)] = [end(&mut children[0])?, end(&mut children[1])?];
+        ensure!(zero.contains("no session") && zero.contains(words), "rank 0: {zero}");
+        ensure!(one.contains("no session"), "rank 1: {one}");
+    }
+    Ok(())
+}
+
+/// At moments from the meeting to the middle of the collectives, with free memory as it was in the end.
+fn killed(device: &Device) -> Outcome {
+    let before = device.free_bytes()?;
+    let mut in_collectives = 0;
+    for attempt in 0..20 {
+        let team = Team::new(2 + attempt as usize % 2 * 2, "256", 8_000)?;
+        let mut children = team.start_all("endless")?;
+        // A process needs about half a second until it reduces.
+        std::thread::sleep(Duration::from_millis(150 * attempt));
+        let victim = attempt as usize / 2 % team.ranks;
+        children[victim].kill()?;
+        let start = Instant::now();
+        for (rank, child) in children.iter_mut().enumerate() {
+            let (status, text) = end(child)?;
+            if rank == victim {
+                continue;
+            }
+            let typed = ["was lost", "no session", "nothing from rank", "was aborted by"];
+            let told = typed.iter().any(|words| text.contains(words));
+            ensure!(status.success() && told, "attempt {attempt}, rank {rank}: {status}: {text}");
+            in_collectives += usize::from(text.contains(&format!("rank {victim} was lost")));
+        }
+        let took = start.elapsed();
+        ensure!(took < Duration::from_secs(12), "attempt {attempt}: the others took {took:?}");
+        println!(
+            "attempt {attempt}: rank {victim} of {} killed; the others ended after {took:?}",
+            team.ranks
+        );
+    }
+    ensure!(in_collectives > 0, "no process was killed in a collective");
+    let after = device.free_bytes()?;
+    ensure!(after + (64 << 20) > before, "{before} bytes were free before, {after} after");
+    Ok(())
+}
+
+/// Stopped, not ended: no connection breaks, so that only the deadline helps.
+fn stalled(_: &Device) -> Outcome {
+    let team = Team::new(2, "256", 5_000)?;
+    let mut children = team.start_all("endless")?;
+    std::thread::sleep(Duration::from_secs(4));
+    ensure!(children[0].try_wait()?.is_none(), "rank 0 ended early");
+    let stop = Command::new("kill").args(["-STOP", &children[1].id().to_string()]).status()?;
+    ensure!(stop.success(), "kill -STOP: {stop}");
+    let start = Instant::now();
+    let ended = end(&mut children[0]);
+    let took = start.elapsed();
+    children[1].kill()?;
+    children[1].wait()?;
+    let (_, text) = ended?;
+    let deadline = Error::Deadline { rank: 0, peer: 1, step: 0, waited_ms: 5_000 }.to_string();
+    let words = deadline.split_once("within").map_or("", |(_, words)| words);
+    ensure!(text.contains(words), "rank 0: {text}");
+    ensure!(took < Duration::from_secs(8), "rank 0 took {took:?}");
+    Ok(())
+}
