@@ -95,6 +95,12 @@ fn ranks_on_gpus_need_gpus() {
 }
 
 #[test]
+fn the_published_structure_is_for_gpus_only() {
+    fails(&all_reduce(&["--crypto", "seed"]), 2, &["--crypto seed", "--backend cuda"]);
+    fails(&all_reduce(&["--chains", "4"]), 2, &["--chains", "--crypto seed"]);
+}
+
+#[test]
 fn the_check_can_be_left_out() {
     let rows = table(&["-b", "1K", "-e", "1K", "-n", "1", "-c", "0"]);
     assert_eq!(rows[0][7], "N/A");

@@ -19,7 +19,7 @@ use super::failure::{Failure, Outcome};
 use super::memory;
 use super::values::{ByteSize, parse_dtype, parse_op};
 use benchmark::{Benchmark, Sweep};
-use group::{Choice, Setup};
+use group::{Choice, Setup, Structure};
 use membership::{Membership, MembershipArguments};
 
 /// Ranks of a benchmark, unless said otherwise.
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// AES key length.
     #[arg(long, value_name = "BITS", value_enum, default_value_t)]
     aes: Aes,
+    /// With --crypto seed: chains of the MAC, from 1 (serial) to 65536 [default: 33792].
+    #[arg(long, value_name = "N")]
+    chains: Option<u32>,
     /// Bytes sealed as one message [default: 64K].
     #[arg(long, value_name = "BYTES")]
     record: Option<ByteSize>,
@@ -105,6 +108,9 @@ enum Protection {
     /// AES-GCM under fresh keys.
     #[default]
     Gcm,
+    /// As gcm, but in the structure of arXiv 2501.11771, for comparison: a GPU kernel for every operation of every hop.
+    /// Needs --backend cuda.
+    Seed,
     /// Plaintext, for comparison.
     None,
 }
@@ -136,7 +142,7 @@ enum Job {
 
 impl Job {
     fn new(arguments: Arguments) -> Outcome<Self> {
-        let Arguments { ranks, op, algo, crypto, aes, record, backend, benchmark, files, membership } =
+        let Arguments { ranks, op, algo, crypto, aes, chains, record, backend, benchmark, files, membership } =
             arguments;
         let FileArguments { input: inputs, output } = files;
         let ranks = ranks.unwrap_or(if inputs.is_empty() { RANKS } else { inputs.len() });
@@ -145,13 +151,20 @@ impl Job {
                 format!("--ranks {ranks}, but --input names {} files: one a rank is needed", inputs.len());
             return Err(Failure::Input(what));
         }
+        let structure = match (crypto, chains) {
+            (Protection::Seed, chains) => Structure::Seed { chains },
+            (_, None) => Structure::Fused,
+            (_, Some(_)) => {
+                return Err(Failure::Input("--chains: only --crypto seed has them".into()));
+            }
+        };
         let crypto = match (crypto, aes) {
             (Protection::None, _) => Crypto::None,
-            (Protection::Gcm, Aes::Aes128) => Crypto::Gcm(KeyLength::Aes128),
-            (Protection::Gcm, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
+            (Protection::Gcm | Protection::Seed, Aes::Aes128) => Crypto::Gcm(KeyLength::Aes128),
+            (Protection::Gcm | Protection::Seed, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
         };
         let membership = Membership::new(membership, ranks)?;
-        let setup = Setup::new(ranks, algo, crypto, record, backend, membership)?;
+        let setup = Setup::new(ranks, algo, crypto, structure, record, backend, membership)?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }

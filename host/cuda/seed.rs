@@ -33,8 +33,9 @@ use crate::collective::schedule::Schedule;
 use crate::collective::{Algorithm, Collective};
 use crate::{Dtype, Error, ReduceOp, Result};
 
-/// Chains that are used unless others are asked for.
-const DEFAULT_CHAINS: u32 = 16_896;
+/// Chains that are used unless others are asked for: two thread blocks on each of 132 multiprocessors, the best of those
+/// measured for long messages (docs/benchmarks.md).
+const DEFAULT_CHAINS: u32 = 33_792;
 /// Bytes of a tag.
 const TAG_BYTES: usize = 16;
 /// Longest message that GCM's counter allows (SP 800-38D, 5.2.1.1).
@@ -355,6 +356,8 @@ impl SeedGroup {
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
     unsafe fn queue(&mut self, run: &Run<'_>) -> Result<()> {
+        // Once for all calls on the first device.
+        let _current = self.ranks[0].stream.device().bind()?;
         // Buffers and inboxes are free once the collective before has left them, on whatever streams it ran.
         for (number, stream) in run.streams.iter().enumerate() {
             stream.wait(&self.ranks[number].left)?;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::membership::Membership;
-use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, RankBuffers, Stream};
+use ringseal::cuda::{
+    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, RankBuffers, SeedGroup, SeedOptions, Stream,
+};
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
 
 /// The GPUs of `ranks` ranks, dealt in turn.
@@ -13,6 +15,14 @@ pub(super) fn devices(ranks: usize) -> Result<Vec<Device>> {
         return Err(Error::NoDevice("the driver offers no GPU".into()));
     }
     (0..ranks).map(|rank| Device::open(rank % count)).collect()
+}
+
+/// What the ranks are, and how they are set up.
+pub(super) enum GroupOptions {
+    /// One kernel a rank.
+    Fused(GpuOptions),
+    /// A launch for every operation.
+    Seed(SeedOptions),
 }
 
 /// The ranks, with room for their vectors on the GPUs.
@@ -27,20 +37,31 @@ pub(super) struct GpuRanks {
 enum Team {
     /// All, of this process.
     Group(GpuGroup),
+    /// All, of this process, in the published structure.
+    Seed(Box<SeedGroup>),
     /// One, whose peers are other processes.
     Member(Box<GpuCommunicator>),
 }
 
 impl GpuRanks {
     /// One rank on each of `devices`; they share a fresh secret.
-    pub(super) fn new(devices: &[Device], options: GpuOptions) -> Result<Self> {
+    pub(super) fn new(devices: &[Device], options: GroupOptions) -> Result<Self> {
         let capability = devices[0].compute_capability()?;
         let target = ptx::for_compute_capability(capability.major, capability.minor).ok_or_else(|| {
             Error::NoDevice(format!("compute capability {capability}, but 8.0 or newer is needed"))
         })?;
-        let secret = GroupSecret::random()?;
-        let group = GpuGroup::new(devices, ptx::text(target).as_bytes(), &secret, options.clone())?;
-        Self::with_team(devices, Team::Group(group), &options)
+        let (image, secret) = (ptx::text(target).as_bytes(), GroupSecret::random()?);
+        let (team, max_bytes) = match options {
+            GroupOptions::Fused(options) => {
+                let max_bytes = options.max_bytes;
+                (Team::Group(GpuGroup::new(devices, image, &secret, options)?), max_bytes)
+            }
+            GroupOptions::Seed(options) => {
+                let max_bytes = options.max_bytes;
+                (Team::Seed(Box::new(SeedGroup::new(devices, image, &secret, options)?)), max_bytes)
+            }
+        };
+        Self::with_team(devices, team, max_bytes)
     }
 
     /// One rank of a group of `ranks` processes, on `device`.
@@ -51,12 +72,13 @@ impl GpuRanks {
         options: GpuOptions,
     ) -> Result<Self> {
         let (secret, meeting) = (&member.secret, member.meet(ranks)?);
-        let own = GpuCommunicator::new(secret, member.rank, ranks, meeting, device, options.clone())?;
-        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), &options)
+        let max_bytes = options.max_bytes;
+        let own = GpuCommunicator::new(secret, member.rank, ranks, meeting, device, options)?;
+        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), max_bytes)
     }
 
-    fn with_team(devices: &[Device], team: Team, options: &GpuOptions) -> Result<Self> {
-        let room = |device| DeviceBuffer::new(device, options.max_bytes.max(1));
+    fn with_team(devices: &[Device], team: Team, max_bytes: usize) -> Result<Self> {
+        let room = |device| DeviceBuffer::new(device, max_bytes.max(1));
         Ok(Self {
             team,
             streams: devices.iter().map(Stream::new).collect::<Result<_>>()?,
@@ -68,7 +90,7 @@ impl GpuRanks {
     /// Ends in good order.
     pub(super) fn close(self) -> Result<()> {
         match self.team {
-            Team::Group(_) => Ok(()),
+            Team::Group(_) | Team::Seed(_) => Ok(()),
             Team::Member(own) => own.close(),
         }
     }
@@ -124,12 +146,14 @@ impl GpuRanks {
             stream.synchronize()?;
         }
         let start = streams[0].record()?;
+        let count = bytes / dtype.size();
         // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
         // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
         let queued = unsafe {
             match &mut self.team {
-                Team::Group(group) => group.all_reduce(buffers, bytes / dtype.size(), dtype, op, &streams),
-                Team::Member(own) => own.all_reduce(buffers[0], bytes / dtype.size(), dtype, op, streams[0]),
+                Team::Group(group) => group.all_reduce(buffers, count, dtype, op, &streams),
+                Team::Seed(group) => group.all_reduce(buffers, count, dtype, op, &streams),
+                Team::Member(own) => own.all_reduce(buffers[0], count, dtype, op, streams[0]),
             }
         };
         let end = streams[0].record()?;
@@ -139,6 +163,7 @@ impl GpuRanks {
         queued?;
         match &mut self.team {
             Team::Group(group) => group.outcome()?,
+            Team::Seed(group) => group.outcome()?,
             Team::Member(own) => own.outcome()?,
         }
         end.since(&start)

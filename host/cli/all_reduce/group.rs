@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
-use ringseal::cuda::{Device, GpuOptions};
+use ringseal::cuda::{Device, GpuOptions, SeedOptions};
 use ringseal::{Dtype, ReduceOp};
 
-use super::gpu::{self, GpuRanks};
+use super::gpu::{self, GpuRanks, GroupOptions};
 use super::membership::Membership;
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
@@ -53,6 +53,18 @@ impl Choice {
     }
 }
 
+/// How a rank's operations become launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Structure {
+    /// All in one.
+    Fused,
+    /// One each, as published.
+    Seed {
+        /// Of the MAC; the library's choice when `None`.
+        chains: Option<u32>,
+    },
+}
+
 /// How many ranks, and how they work together.
 #[derive(Clone)]
 pub(super) struct Setup {
@@ -60,6 +72,7 @@ pub(super) struct Setup {
     home: Home,
     choice: Choice,
     crypto: Crypto,
+    structure: Structure,
     record_bytes: Option<usize>,
     /// When this process is one rank of them.
     membership: Option<Arc<Membership>>,
@@ -79,10 +92,20 @@ impl Setup {
         ranks: usize,
         choice: Choice,
         crypto: Crypto,
+        structure: Structure,
         record: Option<ByteSize>,
         backend: BackendName,
         membership: Option<Membership>,
     ) -> Outcome<Self> {
+        if structure != Structure::Fused && !matches!(backend, BackendName::Cuda) {
+            return Err(Failure::Input("--crypto seed: its kernels need --backend cuda".into()));
+        }
+        if structure != Structure::Fused && record.is_some() {
+            return Err(Failure::Input("--record: with --crypto seed a whole chunk is one message".into()));
+        }
+        if structure != Structure::Fused && membership.is_some() {
+            return Err(Failure::Input("--crypto seed: its ranks are all of one process".into()));
+        }
         if ranks == 0 {
             return Err(Failure::Input("--ranks 0: there must be at least one rank".into()));
         }
@@ -107,7 +130,8 @@ impl Setup {
             return Err(Failure::Input(what));
         }
         let record_bytes = record.map(|ByteSize(bytes)| bytes);
-        Ok(Self { ranks, home, choice, crypto, record_bytes, membership: membership.map(Arc::new) })
+        let membership = membership.map(Arc::new);
+        Ok(Self { ranks, home, choice, crypto, structure, record_bytes, membership })
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -127,7 +151,7 @@ impl Setup {
 
     /// In words, for the head of a table.
     pub(super) fn description(&self) -> Outcome<String> {
-        let Self { ranks, home, choice, crypto, record_bytes, membership } = self;
+        let Self { ranks, home, choice, crypto, structure, record_bytes, membership } = self;
         let home = match home {
             Home::Process(backend) if membership.is_some() => {
                 format!("in a process each, backend {}", backend.name())
@@ -150,6 +174,13 @@ impl Setup {
             Crypto::None => "not encrypted".into(),
             Crypto::Gcm(length) => format!("AES-{}-GCM", 8 * length.bytes()),
         };
+        let crypto = match structure {
+            Structure::Fused => crypto,
+            Structure::Seed { chains } => {
+                let chains = chains.unwrap_or(SeedOptions::default().chains);
+                format!("{crypto} in the structure of arXiv 2501.11771, {chains} chains")
+            }
+        };
         let records = record_bytes.map_or(String::new(), |bytes| format!(", records of {}", ByteSize(bytes)));
         Ok(format!("all-reduce, {ranks} ranks {home}, {algorithm}, {crypto}{records}"))
     }
@@ -161,12 +192,32 @@ impl Setup {
         Options { crypto: self.crypto, backend, record_bytes, timeout, ..defaults }
     }
 
-    fn gpu_options(&self, max_bytes: usize) -> GpuOptions {
-        let algorithm = match self.choice {
+    fn seed_options(&self, chains: Option<u32>, max_bytes: usize) -> SeedOptions {
+        let defaults = SeedOptions::default();
+        let key = match self.crypto {
+            Crypto::None => defaults.key,
+            Crypto::Gcm(length) => length,
+        };
+        SeedOptions {
+            crypto: self.crypto != Crypto::None,
+            key,
+            chains: chains.unwrap_or(defaults.chains),
+            algorithm: self.gpu_algorithm(),
+            max_bytes,
+            ..defaults
+        }
+    }
+
+    fn gpu_algorithm(&self) -> Algorithm {
+        match self.choice {
             Choice::Auto => Algorithm::Ring,
             Choice::Always(algorithm) => algorithm,
-        };
+        }
+    }
+
+    fn gpu_options(&self, max_bytes: usize) -> GpuOptions {
         let (defaults, record_bytes) = (GpuOptions::default(), self.record_bytes);
+        let algorithm = self.gpu_algorithm();
         let timeout = self.membership.as_ref().map_or(defaults.timeout, |member| member.timeout);
         GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, timeout, ..defaults }
     }
@@ -195,9 +246,14 @@ impl Group {
                 };
                 Self::Process(ranks, setup.choice)
             }
-            Home::Gpus(devices) => Self::Gpus(Box::new(match &setup.membership {
-                None => GpuRanks::new(devices, setup.gpu_options(max_bytes))?,
-                Some(member) => {
+            Home::Gpus(devices) => Self::Gpus(Box::new(match (&setup.membership, setup.structure) {
+                (None, Structure::Fused) => {
+                    GpuRanks::new(devices, GroupOptions::Fused(setup.gpu_options(max_bytes)))?
+                }
+                (None, Structure::Seed { chains }) => {
+                    GpuRanks::new(devices, GroupOptions::Seed(setup.seed_options(chains, max_bytes)))?
+                }
+                (Some(member), _) => {
                     GpuRanks::member(&devices[0], member, setup.ranks, setup.gpu_options(max_bytes))?
                 }
             })),
