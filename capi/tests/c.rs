@@ -1,0 +1,44 @@
+//! C programs, compiled with the system's `cc` against header and library, and run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where cargo has put the library for this test.
+fn library() -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    let found = executable.ancestors().skip(1).take(2).find(|folder| folder.join("libringseal_c.so").exists());
+    found.expect("the shared library lies beside the tests").to_path_buf()
+}
+
+fn compile_and_run(source: &str, shared: bool) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (library, out) = (library(), tempfile::tempdir().unwrap());
+    let program = out.path().join("program");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]);
+    cc.arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
+    match shared {
+        true => cc.arg("-L").arg(&library).arg("-lringseal_c").arg(format!("-Wl,-rpath,{}", library.display())),
+        false => cc.arg(library.join("libringseal_c.a")).args(["-lm", "-ldl"]),
+    };
+    let compiled = cc.output().expect("cc is needed, the C compiler that Rust links with anyway");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ran = Command::new(&program).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{}\n{stdout}\n{stderr}", ran.status);
+    stdout.into_owned()
+}
+
+#[test]
+fn wrong_calls_get_a_status() {
+    let printed = compile_and_run("capi/tests/errors.c", true);
+    assert!(printed.ends_with("checks\n"), "{printed}");
+}
+
+#[test]
+fn the_example_runs_with_either_library() {
+    for shared in [true, false] {
+        let printed = compile_and_run("examples/c/all_reduce.c", shared);
+        assert_eq!(printed.matches("sums are right").count(), 3, "{printed}");
+    }
+}

@@ -1,0 +1,252 @@
+"""Gradient exchange for PyTorch: sealed hooks for DistributedDataParallel, and helpers for sharded training.
+
+>>> state = ringseal.ddp.SealedState(secret)                            # doctest: +SKIP
+>>> model.register_comm_hook(state, ringseal.ddp.sealed_allreduce_hook)  # doctest: +SKIP
+
+With compression: ``model.register_comm_hook(state, bf16_compress_wrapper(sealed_allreduce_hook))``, from
+``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``.
+
+Ranks exchange sealed records over links of their own; the process group only brings them together. Tensors on a GPU are
+sealed by the CPU for now: they are copied to host memory and back, on a stream beside the caller's.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ._communicator import Communicator
+
+__all__ = ["SealedState", "sealed_all_gather", "sealed_allreduce_hook", "sealed_reduce_scatter"]
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+
+
+class SealedState:
+    """This rank's part in sealed exchanges: a communicator, and a thread that does its collectives in order.
+
+    Collectives are numbered by this object, in the order in which they are asked for, and the ranks check that they agree
+    on number, length, type and operation: a bucket that comes in another order on some rank is an error, not a wrong sum.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        protection: str = "aes-256-gcm",
+        schedule: str = "relay-ring",
+        timeout: float = 30.0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """Joins the other ranks of ``process_group`` (the default one if None), all of which must do so.
+
+        ``secret`` has 32 bytes, the same on all ranks, from attestation or another trusted channel: never send it through
+        the process group. ``protection`` "none" is the same exchange in the clear, for comparison. ``host`` is the IP
+        address by which the other ranks reach this machine.
+        """
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+
+        def gather(message: bytes, _timeout: float) -> list[bytes]:
+            messages: list = [None] * ranks
+            dist.all_gather_object(messages, message, group=process_group)
+            return messages
+
+        self._communicator = Communicator.join(
+            secret, rank, ranks, gather, protection=protection, schedule=schedule, timeout=timeout, host=host
+        )
+        self._sequence = 0
+        self._staging: dict[torch.dtype, torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ringseal", daemon=True)
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """This rank, counted from 0."""
+        return self._communicator.rank
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self._communicator.ranks
+
+    @property
+    def sequence(self) -> int:
+        """How many collectives were asked for so far."""
+        return self._sequence
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a collective has failed. Call :meth:`rekey` on all ranks before the next one."""
+        return self._communicator.poisoned
+
+    def rekey(self) -> None:
+        """Starts a new session with new keys, together with all other ranks, after what was asked for before."""
+        outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._work.put(lambda: outcomes.put(_outcome(self._communicator.rekey)))
+        _raise(outcomes.get())
+
+    def close(self) -> None:
+        """Waits for what was asked for, then leaves the group. The state can't be used any more."""
+        if self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join()
+            self._communicator.close()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def collective(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None],
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Queues ``exchange``, called with communicator and host tensors, from ``source`` to ``target``.
+
+        The future's value is ``target``; its error, what the exchange raised. On a GPU it is a CUDA future: who waits for
+        it makes the current stream wait.
+        """
+        for tensor in (source, target):
+            if not tensor.is_contiguous() or tensor.device != source.device:
+                raise ValueError("collectives need contiguous tensors on one device")
+        if source.dtype not in _DTYPES or target.dtype != source.dtype:
+            raise ValueError(f"no collectives from {source.dtype} to {target.dtype}")
+        self._sequence += 1
+        if source.device.type == "cuda":
+            return self._on_gpu(source, target, exchange)
+        if source.device.type != "cpu":
+            raise ValueError(f"no collectives on {source.device}")
+        future: torch.futures.Future = torch.futures.Future()
+
+        errors: list[BaseException | None] = []
+
+        def work() -> None:
+            errors.append(_outcome(lambda: exchange(self._communicator, source, target)))
+            future.set_result(target)
+
+        self._work.put(work)
+        return future.then(lambda done: _value(done, errors))
+
+    def _on_gpu(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None],
+    ) -> torch.futures.Future[torch.Tensor]:
+        device = source.device
+        side = self._streams.get(device)
+        if side is None:
+            side = self._streams[device] = torch.cuda.Stream(device)
+        ready = torch.cuda.current_stream(device).record_event()
+        for tensor in (source, target):
+            tensor.record_stream(side)
+        future: torch.futures.Future = torch.futures.Future(devices=[device])
+        errors: list[BaseException | None] = []
+
+        def through_host() -> None:
+            side.wait_event(ready)
+            given, wanted = source.numel(), target.numel()
+            host = self._host(source.dtype, given + wanted)
+            host[:given].copy_(source.view(-1), non_blocking=True)
+            side.synchronize()
+            exchange(self._communicator, host[:given], host[given : given + wanted])
+            target.view(-1).copy_(host[given : given + wanted], non_blocking=True)
+            # The next collective writes to the same host memory.
+            side.synchronize()
+
+        def work() -> None:
+            with torch.cuda.device(device), torch.cuda.stream(side):
+                errors.append(_outcome(through_host))
+                # Marks the side stream's end: who takes the value waits for it.
+                future.set_result(target)
+
+        self._work.put(work)
+        return future.then(lambda done: _value(done, errors))
+
+    def _host(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Pinned memory for ``count`` elements, kept for the next collective."""
+        kept = self._staging.get(dtype)
+        if kept is None or kept.numel() < count:
+            kept = self._staging[dtype] = torch.empty(count, dtype=dtype, pin_memory=True)
+        return kept
+
+
+def _outcome(work: Callable[[], None]) -> BaseException | None:
+    """Does ``work``; what it raised."""
+    try:
+        work()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _value(future: torch.futures.Future, errors: list[BaseException | None]) -> torch.Tensor:
+    """The tensor, or the exception. Raised in a callback it is the future's error, which DDP's backward raises."""
+    _raise(errors[0])
+    return future.value()
+
+
+def sealed_allreduce_hook(
+    state: SealedState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket of gradients over all ranks, sealed. For ``DistributedDataParallel.register_comm_hook``."""
+    gradients = bucket.buffer()
+
+    def exchange(communicator: Communicator, source: torch.Tensor, target: torch.Tensor) -> None:
+        communicator.all_reduce_at(
+            source.data_ptr(), target.data_ptr(), source.numel(), _DTYPES[source.dtype], "avg"
+        )
+
+    return state.collective(gradients, gradients, exchange)
+
+
+def sealed_reduce_scatter(
+    state: SealedState, output: torch.Tensor, input: torch.Tensor, op: str = "avg"
+) -> torch.futures.Future[torch.Tensor]:
+    """Reduces ``input`` over all ranks; ``output`` gets this rank's part, one of as many equal ones as there are ranks."""
+    if input.numel() != output.numel() * state.ranks:
+        raise ValueError(f"{input.numel()} elements are not {state.ranks} times {output.numel()}")
+
+    def exchange(communicator: Communicator, source: torch.Tensor, target: torch.Tensor) -> None:
+        communicator.reduce_scatter_at(
+            source.data_ptr(), target.data_ptr(), source.numel(), _DTYPES[source.dtype], op
+        )
+
+    return state.collective(input, output, exchange)
+
+
+def sealed_all_gather(
+    state: SealedState, output: torch.Tensor, input: torch.Tensor
+) -> torch.futures.Future[torch.Tensor]:
+    """Gathers all ranks' ``input``, of equal lengths, in ``output``, in the order of the ranks."""
+    if output.numel() != input.numel() * state.ranks:
+        raise ValueError(f"{output.numel()} elements are not {state.ranks} times {input.numel()}")
+
+    def exchange(communicator: Communicator, source: torch.Tensor, target: torch.Tensor) -> None:
+        communicator.all_gather_at(
+            source.data_ptr(), target.data_ptr(), target.numel(), _DTYPES[source.dtype]
+        )
+
+    return state.collective(input, output, exchange)
