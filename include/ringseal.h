@@ -20,99 +20,103 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/*
- The version of the interface that this header describes. A library with another number has another interface:
- compare it with ringseal_abi_version() where the library is loaded at run time.
+/**
+ * The version of the interface that this header describes. A library with another number has another interface:
+ * compare it with ringseal_abi_version() where the library is loaded at run time.
  */
 #define RINGSEAL_ABI_VERSION 1
 
-/*
- Bytes of a tag.
+/**
+ * Bytes of a tag.
  */
 #define RINGSEAL_TAG_BYTES 16
 
-/*
- Bytes of a group secret.
+/**
+ * Bytes of a group secret.
  */
 #define RINGSEAL_SECRET_BYTES 32
 
-/*
- Bytes that each rank gives in a gather.
+/**
+ * Bytes that each rank gives in a gather.
  */
 #define RINGSEAL_GATHER_BYTES 1024
 
-/*
- What a call came to. Zero is success; further numbers may be added.
+/**
+ * What a call came to. Zero is success; further numbers may be added.
  */
 enum ringseal_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  /*
-   Done.
+  /**
+   * Done.
    */
   RINGSEAL_STATUS_OK = 0,
-  /*
-   A tag did not verify: the data were changed, or key, IV or additional data are others. Outputs are zeros.
+  /**
+   * A tag did not verify: the data were changed, or key, IV or additional data are others. Outputs are zeros.
    */
   RINGSEAL_STATUS_AUTHENTICATION = 1,
-  /*
-   A rank did not deliver in time.
+  /**
+   * A rank did not deliver in time.
    */
   RINGSEAL_STATUS_DEADLINE = 2,
-  /*
-   Another rank failed first.
+  /**
+   * Another rank failed first.
    */
   RINGSEAL_STATUS_ABORTED = 3,
-  /*
-   The ranks did not come to a session: one is missing, has another secret, or other options.
+  /**
+   * The ranks did not come to a session: one is missing, has another secret, or other options.
    */
   RINGSEAL_STATUS_HANDSHAKE = 4,
-  /*
-   The communicator failed before and carries no data until it is rekeyed.
+  /**
+   * The communicator failed before and carries no data until it is rekeyed.
    */
   RINGSEAL_STATUS_POISONED = 5,
-  /*
-   An argument is null, out of its domain, or doesn't fit the others.
+  /**
+   * An argument is null, out of its domain, or doesn't fit the others.
    */
   RINGSEAL_STATUS_INVALID_ARGUMENT = 6,
-  /*
-   A length is beyond a limit of the standard.
+  /**
+   * A length is beyond a limit of the standard.
    */
   RINGSEAL_STATUS_LENGTH = 7,
-  /*
-   A key has encrypted all that it may; rekey.
+  /**
+   * A key has encrypted all that it may; rekey.
    */
   RINGSEAL_STATUS_KEY_EXHAUSTED = 8,
-  /*
-   The backend can't do that.
+  /**
+   * The backend can't do that.
    */
   RINGSEAL_STATUS_UNSUPPORTED = 9,
-  /*
-   There is no usable GPU or driver.
+  /**
+   * There is no usable GPU or driver.
    */
   RINGSEAL_STATUS_NO_DEVICE = 10,
-  /*
-   A CUDA call failed.
+  /**
+   * A CUDA call failed.
    */
   RINGSEAL_STATUS_CUDA = 11,
-  /*
-   The system failed to read, write, or connect.
+  /**
+   * The system failed to read, write, or connect.
    */
   RINGSEAL_STATUS_IO = 12,
-  /*
-   The system gave no random bytes.
+  /**
+   * The system gave no random bytes.
    */
   RINGSEAL_STATUS_RANDOMNESS = 13,
-  /*
-   The handle is in use by another thread.
+  /**
+   * The handle is in use by another thread.
    */
   RINGSEAL_STATUS_BUSY = 14,
-  /*
-   A mistake in the library. Please report it.
+  /**
+   * A mistake in the library. Please report it.
    */
   RINGSEAL_STATUS_INTERNAL = 15,
+  /**
+   * A rank's process ended, or the connection to it. Make a new group.
+   */
+  RINGSEAL_STATUS_LOST = 16,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -122,52 +126,52 @@ typedef int32_t ringseal_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/*
- Element types, little-endian in memory.
+/**
+ * Element types, little-endian in memory.
  */
 enum ringseal_dtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  /*
-   IEEE 754 binary32.
+  /**
+   * IEEE 754 binary32.
    */
   RINGSEAL_DTYPE_F32 = 0,
-  /*
-   IEEE 754 binary64.
+  /**
+   * IEEE 754 binary64.
    */
   RINGSEAL_DTYPE_F64 = 1,
-  /*
-   IEEE 754 binary16; accumulated in binary32 within a step.
+  /**
+   * IEEE 754 binary16; accumulated in binary32 within a step.
    */
   RINGSEAL_DTYPE_F16 = 2,
-  /*
-   bfloat16; accumulated in binary32 within a step.
+  /**
+   * bfloat16; accumulated in binary32 within a step.
    */
   RINGSEAL_DTYPE_BF16 = 3,
-  /*
-   Signed 8-bit, wrapping.
+  /**
+   * Signed 8-bit, wrapping.
    */
   RINGSEAL_DTYPE_I8 = 4,
-  /*
-   Unsigned 8-bit, wrapping.
+  /**
+   * Unsigned 8-bit, wrapping.
    */
   RINGSEAL_DTYPE_U8 = 5,
-  /*
-   Signed 32-bit, wrapping.
+  /**
+   * Signed 32-bit, wrapping.
    */
   RINGSEAL_DTYPE_I32 = 6,
-  /*
-   Unsigned 32-bit, wrapping.
+  /**
+   * Unsigned 32-bit, wrapping.
    */
   RINGSEAL_DTYPE_U32 = 7,
-  /*
-   Signed 64-bit, wrapping.
+  /**
+   * Signed 64-bit, wrapping.
    */
   RINGSEAL_DTYPE_I64 = 8,
-  /*
-   Unsigned 64-bit, wrapping.
+  /**
+   * Unsigned 64-bit, wrapping.
    */
   RINGSEAL_DTYPE_U64 = 9,
 };
@@ -179,32 +183,32 @@ typedef uint32_t ringseal_dtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/*
- Reductions.
+/**
+ * Reductions.
  */
 enum ringseal_op
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  /*
-   Sum; integers wrap.
+  /**
+   * Sum; integers wrap.
    */
   RINGSEAL_OP_SUM = 0,
-  /*
-   Sum divided once by the number of ranks at the end.
+  /**
+   * Sum divided once by the number of ranks at the end.
    */
   RINGSEAL_OP_AVG = 1,
-  /*
-   Minimum; NaN on any rank gives NaN.
+  /**
+   * Minimum; NaN on any rank gives NaN.
    */
   RINGSEAL_OP_MIN = 2,
-  /*
-   Maximum; NaN on any rank gives NaN.
+  /**
+   * Maximum; NaN on any rank gives NaN.
    */
   RINGSEAL_OP_MAX = 3,
-  /*
-   Product; integers wrap.
+  /**
+   * Product; integers wrap.
    */
   RINGSEAL_OP_PROD = 4,
 };
@@ -216,24 +220,24 @@ typedef uint32_t ringseal_op;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/*
- What protects records.
+/**
+ * What protects records.
  */
 enum ringseal_protection
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  /*
-   AES-256-GCM.
+  /**
+   * AES-256-GCM.
    */
   RINGSEAL_PROTECTION_AES256_GCM = 0,
-  /*
-   AES-128-GCM.
+  /**
+   * AES-128-GCM.
    */
   RINGSEAL_PROTECTION_AES128_GCM = 1,
-  /*
-   Nothing: plaintext leaves the rank. For comparison only.
+  /**
+   * Nothing: plaintext leaves the rank. For comparison only.
    */
   RINGSEAL_PROTECTION_NONE = 2,
 };
@@ -245,28 +249,28 @@ typedef uint32_t ringseal_protection;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/*
- How collectives are done.
+/**
+ * How collectives are done.
  */
 enum ringseal_schedule
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  /*
-   A ring whose finished chunks travel on as their owners sealed them.
+  /**
+   * A ring whose finished chunks travel on as their owners sealed them.
    */
   RINGSEAL_SCHEDULE_RELAY_RING = 0,
-  /*
-   A ring that opens and seals at each hop.
+  /**
+   * A ring that opens and seals at each hop.
    */
   RINGSEAL_SCHEDULE_RING = 1,
-  /*
-   Two hops, for small vectors.
+  /**
+   * Two hops, for small vectors.
    */
   RINGSEAL_SCHEDULE_DIRECT = 2,
-  /*
-   A tree.
+  /**
+   * A tree.
    */
   RINGSEAL_SCHEDULE_TREE = 3,
 };
@@ -278,61 +282,62 @@ typedef uint32_t ringseal_schedule;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/*
- An AES key, expanded. Any number of threads may use one at once.
+/**
+ * An AES key, expanded. Any number of threads may use one at once.
  */
 typedef struct ringseal_aead ringseal_aead;
 
-/*
- One rank of a group. A handle may move between threads, but only one may use it at a time: a second one gets
- RINGSEAL_STATUS_BUSY. Different ranks' handles are independent.
+/**
+ * One rank of a group. A handle may move between threads, but only one may use it at a time: a second one gets
+ * RINGSEAL_STATUS_BUSY. Different ranks' handles are independent.
  */
 typedef struct ringseal_communicator ringseal_communicator;
 
-/*
- How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
- sizeof(ringseal_options). All but backend, timeout and host must be alike on all ranks.
+/**
+ * How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
+ * sizeof(ringseal_options). All but backend, timeout and host must be alike on all ranks.
  */
 typedef struct ringseal_options {
-  /*
-   sizeof(ringseal_options).
+  /**
+   * sizeof(ringseal_options).
    */
   size_t struct_bytes;
-  /*
-   A number of enum ringseal_protection.
+  /**
+   * A number of enum ringseal_protection.
    */
   uint32_t protection;
-  /*
-   A number of enum ringseal_schedule.
+  /**
+   * A number of enum ringseal_schedule.
    */
   uint32_t schedule;
-  /*
-   Where the cipher runs: "cpu" (default), "cuda", "emulated" or "auto".
+  /**
+   * Where the cipher runs: "cpu" (default), "cuda", "emulated" or "auto".
    */
   const char *backend;
-  /*
-   Bytes of a record, a multiple of 16. Default: 65536.
+  /**
+   * Bytes of a record, a multiple of 16. Default: 65536.
    */
   size_t record_bytes;
-  /*
-   How long to wait for a rank, in milliseconds. Default: 30000.
+  /**
+   * How long to wait for a rank, in milliseconds. Default: 30000.
    */
   uint64_t timeout_ms;
-  /*
-   Bytes that a key may encrypt before the next one is used. Default: 389 GB.
+  /**
+   * Bytes that a key may encrypt before the next one is used. Default: 389 GB.
    */
   uint64_t key_bytes;
-  /*
-   An IP address of this machine by which the other ranks reach it. Default: 127.0.0.1.
+  /**
+   * An IP address of this machine by which the other ranks reach it. Default: 127.0.0.1; with a rendezvous, the
+   * address that it was reached from.
    */
   const char *host;
 } ringseal_options;
 
-/*
- Gathers `bytes` bytes of every rank at every rank: gives `message`, and fills `gathered`, `bytes` times the number of
- ranks, in the order of the ranks. MPI_Allgather does just this. `bytes` is RINGSEAL_GATHER_BYTES on all ranks and in
- all calls. `user` is what was given with the function. Returns 0 when done; when a rank does not come within
- `timeout_ms`, anything else. What is gathered needs no protection.
+/**
+ * Gathers `bytes` bytes of every rank at every rank: gives `message`, and fills `gathered`, `bytes` times the number of
+ * ranks, in the order of the ranks. MPI_Allgather does just this. `bytes` is RINGSEAL_GATHER_BYTES on all ranks and in
+ * all calls. `user` is what was given with the function. Returns 0 when done; when a rank does not come within
+ * `timeout_ms`, anything else. What is gathered needs no protection.
  */
 typedef int32_t (*ringseal_gather)(void *user,
                                    const uint8_t *message,
@@ -344,44 +349,35 @@ typedef int32_t (*ringseal_gather)(void *user,
 extern "C" {
 #endif // __cplusplus
 
-/*
- The version of the interface that the library has: RINGSEAL_ABI_VERSION of its header.
+/**
+ * The version of the interface that the library has: RINGSEAL_ABI_VERSION of its header.
  */
 uint32_t ringseal_abi_version(void);
 
-/*
- The library's version, such as "0.1.0". Static: don't free it.
+/**
+ * The library's version, such as "0.1.0". Static: don't free it.
  */
 const char *ringseal_version(void);
 
-/*
- Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) and writes its handle to `out`. `backend` is "cpu",
- "cuda" (data still lie in host memory), "emulated" or "auto"; NULL is "cpu". The caller still owns, and should
- erase, the key's bytes.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) and writes its handle to `out`. `backend` is "cpu",
+ * "cuda" (data still lie in host memory), "emulated" or "auto"; NULL is "cpu". The caller still owns, and should
+ * erase, the key's bytes.
  */
 ringseal_status ringseal_aead_create(const uint8_t *key,
                                      size_t key_bytes,
                                      const char *backend,
                                      struct ringseal_aead **out);
 
-/*
- Erases and frees a key. NULL is allowed.
-
- # Safety
- NULL, or from ringseal_aead_create() and not destroyed yet, and in no use.
+/**
+ * Erases and frees a key. NULL is allowed.
  */
 void ringseal_aead_destroy(struct ringseal_aead *aead);
 
-/*
- Encrypts `bytes` bytes from `plaintext` to `ciphertext`, and writes the tag's RINGSEAL_TAG_BYTES bytes to `tag`
- (NIST SP 800-38D, 7.1). The two may be the same address, but not overlap otherwise. Never use an IV twice with one
- key. On failure nothing is written, or zeros.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Encrypts `bytes` bytes from `plaintext` to `ciphertext`, and writes the tag's RINGSEAL_TAG_BYTES bytes to `tag`
+ * (NIST SP 800-38D, 7.1). The two may be the same address, but not overlap otherwise. Never use an IV twice with one
+ * key. On failure nothing is written, or zeros.
  */
 ringseal_status ringseal_seal(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -393,13 +389,10 @@ ringseal_status ringseal_seal(const struct ringseal_aead *aead,
                               size_t bytes,
                               uint8_t *tag);
 
-/*
- Verifies `bytes` bytes of `ciphertext` with a tag of `tag_bytes` bytes, which must be RINGSEAL_TAG_BYTES, and decrypts
- them to `plaintext` (NIST SP 800-38D, 7.2). The two may be the same address, but not overlap otherwise. If the tag
- does not verify, `plaintext` is zeros.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Verifies `bytes` bytes of `ciphertext` with a tag of `tag_bytes` bytes, which must be RINGSEAL_TAG_BYTES, and decrypts
+ * them to `plaintext` (NIST SP 800-38D, 7.2). The two may be the same address, but not overlap otherwise. If the tag
+ * does not verify, `plaintext` is zeros.
  */
 ringseal_status ringseal_open(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -412,11 +405,8 @@ ringseal_status ringseal_open(const struct ringseal_aead *aead,
                               const uint8_t *tag,
                               size_t tag_bytes);
 
-/*
- Writes the GMAC of `aad` to `tag`, RINGSEAL_TAG_BYTES bytes (NIST SP 800-38D, 3). Never use an IV twice with one key.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Writes the GMAC of `aad` to `tag`, RINGSEAL_TAG_BYTES bytes (NIST SP 800-38D, 3). Never use an IV twice with one key.
  */
 ringseal_status ringseal_gmac(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -425,11 +415,8 @@ ringseal_status ringseal_gmac(const struct ringseal_aead *aead,
                               size_t aad_bytes,
                               uint8_t *tag);
 
-/*
- Verifies a GMAC.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Verifies a GMAC.
  */
 ringseal_status ringseal_gmac_verify(const struct ringseal_aead *aead,
                                      const uint8_t *iv,
@@ -439,28 +426,21 @@ ringseal_status ringseal_gmac_verify(const struct ringseal_aead *aead,
                                      const uint8_t *tag,
                                      size_t tag_bytes);
 
-/*
- Makes a group of `ranks` ranks in this process, and writes a handle for each to `out`, which has room for them. Use
- each from a thread of its own. `secret` has RINGSEAL_SECRET_BYTES random bytes, or is NULL for a secret of the
- group's own. `options` may be NULL.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Makes a group of `ranks` ranks in this process, and writes a handle for each to `out`, which has room for them. Use
+ * each from a thread of its own. `secret` has RINGSEAL_SECRET_BYTES random bytes, or is NULL for a secret of the
+ * group's own. `options` may be NULL.
  */
 ringseal_status ringseal_communicator_create_group(const uint8_t *secret_bytes,
                                                    size_t ranks,
                                                    const struct ringseal_options *group_options,
                                                    struct ringseal_communicator **out);
 
-/*
- Joins a group of `ranks` ranks, each in a process of its own, as rank `rank`, and writes its handle to `out`. Returns
- when all have joined. `secret` has RINGSEAL_SECRET_BYTES bytes, the same on all ranks, from attestation or another
- trusted channel. The ranks find each other by `gather`, which is called here and in ringseal_communicator_rekey(), on
- the calling thread, always with `user`; then they are linked by TCP.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold. `gather` may be called with `user` as long as the
- handle is.
+/**
+ * Joins a group of `ranks` ranks, each in a process of its own, as rank `rank`, and writes its handle to `out`. Returns
+ * when all have joined. `secret` has RINGSEAL_SECRET_BYTES bytes, the same on all ranks, from attestation or another
+ * trusted channel. The ranks find each other by `gather`, which is called here and in ringseal_communicator_rekey(), on
+ * the calling thread, always with `user`; then they are linked by TCP.
  */
 ringseal_status ringseal_communicator_create(const uint8_t *secret_bytes,
                                              size_t rank,
@@ -470,51 +450,47 @@ ringseal_status ringseal_communicator_create(const uint8_t *secret_bytes,
                                              void *user,
                                              struct ringseal_communicator **out);
 
-/*
- Frees a rank and closes its links. NULL is allowed. The other ranks' collectives fail.
+/**
+ * As ringseal_communicator_create(), for ranks that have no store in common: they find each other at `address`, which is
+ * "unix:PATH" or "HOST:PORT". Rank 0 listens there, the others connect, and may come before it.
+ */
+ringseal_status ringseal_communicator_create_rendezvous(const uint8_t *secret_bytes,
+                                                        size_t rank,
+                                                        size_t ranks,
+                                                        const struct ringseal_options *group_options,
+                                                        const char *address,
+                                                        struct ringseal_communicator **out);
 
- # Safety
- NULL, or a handle that is not destroyed yet and in no use.
+/**
+ * Frees a rank and closes its links. NULL is allowed. The other ranks' collectives fail.
  */
 void ringseal_communicator_destroy(struct ringseal_communicator *communicator);
 
-/*
- Writes which rank this is, of how many, and whether it must be rekeyed because a collective has failed. Each of the
- three may be NULL.
-
- # Safety
- Pointers are NULL or valid.
+/**
+ * Writes which rank this is, of how many, and whether it must be rekeyed because a collective has failed. Each of the
+ * three may be NULL.
  */
 ringseal_status ringseal_communicator_info(const struct ringseal_communicator *communicator,
                                            size_t *rank,
                                            size_t *ranks,
                                            bool *poisoned);
 
-/*
- Waits at most this long for a rank from now on, in milliseconds, at least 1.
-
- # Safety
- NULL or a handle.
+/**
+ * Waits at most this long for a rank from now on, in milliseconds, at least 1.
  */
 ringseal_status ringseal_communicator_set_timeout(const struct ringseal_communicator *communicator,
                                                   uint64_t timeout_ms);
 
-/*
- Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure, unless a rank
- or its link is gone: then make a new group.
-
- # Safety
- NULL or a handle.
+/**
+ * Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure, unless a rank
+ * or its link is gone: then make a new group.
  */
 ringseal_status ringseal_communicator_rekey(const struct ringseal_communicator *communicator);
 
-/*
- Writes which elements, from `begin` to before `end`, of a vector of `count` are rank `rank`'s chunk in a
- reduce-scatter and an all-gather. Any count is allowed; the first chunks are one element longer where the ranks don't
- divide it.
-
- # Safety
- Pointers are NULL or valid.
+/**
+ * Writes which elements, from `begin` to before `end`, of a vector of `count` are rank `rank`'s chunk in a
+ * reduce-scatter and an all-gather. Any count is allowed; the first chunks are one element longer where the ranks don't
+ * divide it.
  */
 ringseal_status ringseal_chunk(size_t count,
                                size_t ranks,
@@ -522,13 +498,10 @@ ringseal_status ringseal_chunk(size_t count,
                                size_t *begin,
                                size_t *end);
 
-/*
- Reduces `input` over all ranks into every rank's `output`, `count` elements each, which may be the same address or
- apart. All ranks get the same bits. On failure `output` is zeros, and the communicator must be rekeyed. `dtype` is a
- number of enum ringseal_dtype, `op` of enum ringseal_op. All ranks call the same collectives in the same order.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold, and used by nobody else meanwhile.
+/**
+ * Reduces `input` over all ranks into every rank's `output`, `count` elements each, which may be the same address or
+ * apart. All ranks get the same bits. On failure `output` is zeros, and the communicator must be rekeyed. `dtype` is a
+ * number of enum ringseal_dtype, `op` of enum ringseal_op. All ranks call the same collectives in the same order.
  */
 ringseal_status ringseal_all_reduce(const struct ringseal_communicator *communicator,
                                     const void *input,
@@ -537,13 +510,10 @@ ringseal_status ringseal_all_reduce(const struct ringseal_communicator *communic
                                     uint32_t dtype,
                                     uint32_t op);
 
-/*
- Reduces `input`, `count` elements, over all ranks; `output` gets this rank's chunk of the result: ringseal_chunk()
- says which elements that are. Both may be apart, or `output` the chunk's own place in `input`. On failure the chunk
- is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Reduces `input`, `count` elements, over all ranks; `output` gets this rank's chunk of the result: ringseal_chunk()
+ * says which elements that are. Both may be apart, or `output` the chunk's own place in `input`. On failure the chunk
+ * is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_reduce_scatter(const struct ringseal_communicator *communicator,
                                         const void *input,
@@ -552,13 +522,10 @@ ringseal_status ringseal_reduce_scatter(const struct ringseal_communicator *comm
                                         uint32_t dtype,
                                         uint32_t op);
 
-/*
- Gathers all ranks' chunks, of which `input` is this rank's, to every rank's `output`, `count` elements:
- ringseal_chunk() says which elements each rank gives. Both may be apart, or `input` the chunk's own place in
- `output`. On failure `output` is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Gathers all ranks' chunks, of which `input` is this rank's, to every rank's `output`, `count` elements:
+ * ringseal_chunk() says which elements each rank gives. Both may be apart, or `input` the chunk's own place in
+ * `output`. On failure `output` is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_all_gather(const struct ringseal_communicator *communicator,
                                     const void *input,
@@ -566,12 +533,9 @@ ringseal_status ringseal_all_gather(const struct ringseal_communicator *communic
                                     size_t count,
                                     uint32_t dtype);
 
-/*
- Gives rank `root`'s `input` to every rank's `output`, `count` elements. On the root both may be the same address or
- apart; the other ranks' `input` is not looked at. On failure `output` is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Gives rank `root`'s `input` to every rank's `output`, `count` elements. On the root both may be the same address or
+ * apart; the other ranks' `input` is not looked at. On failure `output` is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_broadcast(const struct ringseal_communicator *communicator,
                                    const void *input,
@@ -580,56 +544,47 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
                                    uint32_t dtype,
                                    size_t root);
 
-/*
- Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
- such call: don't free it.
+/**
+ * Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
+ * such call: don't free it.
  */
 const char *ringseal_last_error(void);
 
-/*
- The name of a status, such as "authentication"; "unknown" for numbers that are none. Static: don't free it.
+/**
+ * The name of a status, such as "authentication"; "unknown" for numbers that are none. Static: don't free it.
  */
 const char *ringseal_status_name(int32_t status);
 
-/*
- Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
- such call: don't free it.
+/**
+ * Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
+ * such call: don't free it.
  */
 const char *ringseal_last_error(void);
 
-/*
- The name of a status, such as "authentication"; "unknown" for numbers that are none. Static: don't free it.
+/**
+ * The name of a status, such as "authentication"; "unknown" for numbers that are none. Static: don't free it.
  */
 const char *ringseal_status_name(int32_t status);
 
-/*
- Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) and writes its handle to `out`. `backend` is "cpu",
- "cuda" (data still lie in host memory), "emulated" or "auto"; NULL is "cpu". The caller still owns, and should
- erase, the key's bytes.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) and writes its handle to `out`. `backend` is "cpu",
+ * "cuda" (data still lie in host memory), "emulated" or "auto"; NULL is "cpu". The caller still owns, and should
+ * erase, the key's bytes.
  */
 ringseal_status ringseal_aead_create(const uint8_t *key,
                                      size_t key_bytes,
                                      const char *backend,
                                      struct ringseal_aead **out);
 
-/*
- Erases and frees a key. NULL is allowed.
-
- # Safety
- NULL, or from ringseal_aead_create() and not destroyed yet, and in no use.
+/**
+ * Erases and frees a key. NULL is allowed.
  */
 void ringseal_aead_destroy(struct ringseal_aead *aead);
 
-/*
- Encrypts `bytes` bytes from `plaintext` to `ciphertext`, and writes the tag's RINGSEAL_TAG_BYTES bytes to `tag`
- (NIST SP 800-38D, 7.1). The two may be the same address, but not overlap otherwise. Never use an IV twice with one
- key. On failure nothing is written, or zeros.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Encrypts `bytes` bytes from `plaintext` to `ciphertext`, and writes the tag's RINGSEAL_TAG_BYTES bytes to `tag`
+ * (NIST SP 800-38D, 7.1). The two may be the same address, but not overlap otherwise. Never use an IV twice with one
+ * key. On failure nothing is written, or zeros.
  */
 ringseal_status ringseal_seal(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -641,13 +596,10 @@ ringseal_status ringseal_seal(const struct ringseal_aead *aead,
                               size_t bytes,
                               uint8_t *tag);
 
-/*
- Verifies `bytes` bytes of `ciphertext` with a tag of `tag_bytes` bytes, which must be RINGSEAL_TAG_BYTES, and decrypts
- them to `plaintext` (NIST SP 800-38D, 7.2). The two may be the same address, but not overlap otherwise. If the tag
- does not verify, `plaintext` is zeros.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Verifies `bytes` bytes of `ciphertext` with a tag of `tag_bytes` bytes, which must be RINGSEAL_TAG_BYTES, and decrypts
+ * them to `plaintext` (NIST SP 800-38D, 7.2). The two may be the same address, but not overlap otherwise. If the tag
+ * does not verify, `plaintext` is zeros.
  */
 ringseal_status ringseal_open(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -660,11 +612,8 @@ ringseal_status ringseal_open(const struct ringseal_aead *aead,
                               const uint8_t *tag,
                               size_t tag_bytes);
 
-/*
- Writes the GMAC of `aad` to `tag`, RINGSEAL_TAG_BYTES bytes (NIST SP 800-38D, 3). Never use an IV twice with one key.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Writes the GMAC of `aad` to `tag`, RINGSEAL_TAG_BYTES bytes (NIST SP 800-38D, 3). Never use an IV twice with one key.
  */
 ringseal_status ringseal_gmac(const struct ringseal_aead *aead,
                               const uint8_t *iv,
@@ -673,11 +622,8 @@ ringseal_status ringseal_gmac(const struct ringseal_aead *aead,
                               size_t aad_bytes,
                               uint8_t *tag);
 
-/*
- Verifies a GMAC.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Verifies a GMAC.
  */
 ringseal_status ringseal_gmac_verify(const struct ringseal_aead *aead,
                                      const uint8_t *iv,
@@ -687,28 +633,21 @@ ringseal_status ringseal_gmac_verify(const struct ringseal_aead *aead,
                                      const uint8_t *tag,
                                      size_t tag_bytes);
 
-/*
- Makes a group of `ranks` ranks in this process, and writes a handle for each to `out`, which has room for them. Use
- each from a thread of its own. `secret` has RINGSEAL_SECRET_BYTES random bytes, or is NULL for a secret of the
- group's own. `options` may be NULL.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold.
+/**
+ * Makes a group of `ranks` ranks in this process, and writes a handle for each to `out`, which has room for them. Use
+ * each from a thread of its own. `secret` has RINGSEAL_SECRET_BYTES random bytes, or is NULL for a secret of the
+ * group's own. `options` may be NULL.
  */
 ringseal_status ringseal_communicator_create_group(const uint8_t *secret_bytes,
                                                    size_t ranks,
                                                    const struct ringseal_options *group_options,
                                                    struct ringseal_communicator **out);
 
-/*
- Joins a group of `ranks` ranks, each in a process of its own, as rank `rank`, and writes its handle to `out`. Returns
- when all have joined. `secret` has RINGSEAL_SECRET_BYTES bytes, the same on all ranks, from attestation or another
- trusted channel. The ranks find each other by `gather`, which is called here and in ringseal_communicator_rekey(), on
- the calling thread, always with `user`; then they are linked by TCP.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold. `gather` may be called with `user` as long as the
- handle is.
+/**
+ * Joins a group of `ranks` ranks, each in a process of its own, as rank `rank`, and writes its handle to `out`. Returns
+ * when all have joined. `secret` has RINGSEAL_SECRET_BYTES bytes, the same on all ranks, from attestation or another
+ * trusted channel. The ranks find each other by `gather`, which is called here and in ringseal_communicator_rekey(), on
+ * the calling thread, always with `user`; then they are linked by TCP.
  */
 ringseal_status ringseal_communicator_create(const uint8_t *secret_bytes,
                                              size_t rank,
@@ -718,51 +657,47 @@ ringseal_status ringseal_communicator_create(const uint8_t *secret_bytes,
                                              void *user,
                                              struct ringseal_communicator **out);
 
-/*
- Frees a rank and closes its links. NULL is allowed. The other ranks' collectives fail.
+/**
+ * As ringseal_communicator_create(), for ranks that have no store in common: they find each other at `address`, which is
+ * "unix:PATH" or "HOST:PORT". Rank 0 listens there, the others connect, and may come before it.
+ */
+ringseal_status ringseal_communicator_create_rendezvous(const uint8_t *secret_bytes,
+                                                        size_t rank,
+                                                        size_t ranks,
+                                                        const struct ringseal_options *group_options,
+                                                        const char *address,
+                                                        struct ringseal_communicator **out);
 
- # Safety
- NULL, or a handle that is not destroyed yet and in no use.
+/**
+ * Frees a rank and closes its links. NULL is allowed. The other ranks' collectives fail.
  */
 void ringseal_communicator_destroy(struct ringseal_communicator *communicator);
 
-/*
- Writes which rank this is, of how many, and whether it must be rekeyed because a collective has failed. Each of the
- three may be NULL.
-
- # Safety
- Pointers are NULL or valid.
+/**
+ * Writes which rank this is, of how many, and whether it must be rekeyed because a collective has failed. Each of the
+ * three may be NULL.
  */
 ringseal_status ringseal_communicator_info(const struct ringseal_communicator *communicator,
                                            size_t *rank,
                                            size_t *ranks,
                                            bool *poisoned);
 
-/*
- Waits at most this long for a rank from now on, in milliseconds, at least 1.
-
- # Safety
- NULL or a handle.
+/**
+ * Waits at most this long for a rank from now on, in milliseconds, at least 1.
  */
 ringseal_status ringseal_communicator_set_timeout(const struct ringseal_communicator *communicator,
                                                   uint64_t timeout_ms);
 
-/*
- Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure, unless a rank
- or its link is gone: then make a new group.
-
- # Safety
- NULL or a handle.
+/**
+ * Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure, unless a rank
+ * or its link is gone: then make a new group.
  */
 ringseal_status ringseal_communicator_rekey(const struct ringseal_communicator *communicator);
 
-/*
- Writes which elements, from `begin` to before `end`, of a vector of `count` are rank `rank`'s chunk in a
- reduce-scatter and an all-gather. Any count is allowed; the first chunks are one element longer where the ranks don't
- divide it.
-
- # Safety
- Pointers are NULL or valid.
+/**
+ * Writes which elements, from `begin` to before `end`, of a vector of `count` are rank `rank`'s chunk in a
+ * reduce-scatter and an all-gather. Any count is allowed; the first chunks are one element longer where the ranks don't
+ * divide it.
  */
 ringseal_status ringseal_chunk(size_t count,
                                size_t ranks,
@@ -770,13 +705,10 @@ ringseal_status ringseal_chunk(size_t count,
                                size_t *begin,
                                size_t *end);
 
-/*
- Reduces `input` over all ranks into every rank's `output`, `count` elements each, which may be the same address or
- apart. All ranks get the same bits. On failure `output` is zeros, and the communicator must be rekeyed. `dtype` is a
- number of enum ringseal_dtype, `op` of enum ringseal_op. All ranks call the same collectives in the same order.
-
- # Safety
- Pointers are NULL or valid for what they are described to hold, and used by nobody else meanwhile.
+/**
+ * Reduces `input` over all ranks into every rank's `output`, `count` elements each, which may be the same address or
+ * apart. All ranks get the same bits. On failure `output` is zeros, and the communicator must be rekeyed. `dtype` is a
+ * number of enum ringseal_dtype, `op` of enum ringseal_op. All ranks call the same collectives in the same order.
  */
 ringseal_status ringseal_all_reduce(const struct ringseal_communicator *communicator,
                                     const void *input,
@@ -785,13 +717,10 @@ ringseal_status ringseal_all_reduce(const struct ringseal_communicator *communic
                                     uint32_t dtype,
                                     uint32_t op);
 
-/*
- Reduces `input`, `count` elements, over all ranks; `output` gets this rank's chunk of the result: ringseal_chunk()
- says which elements that are. Both may be apart, or `output` the chunk's own place in `input`. On failure the chunk
- is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Reduces `input`, `count` elements, over all ranks; `output` gets this rank's chunk of the result: ringseal_chunk()
+ * says which elements that are. Both may be apart, or `output` the chunk's own place in `input`. On failure the chunk
+ * is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_reduce_scatter(const struct ringseal_communicator *communicator,
                                         const void *input,
@@ -800,13 +729,10 @@ ringseal_status ringseal_reduce_scatter(const struct ringseal_communicator *comm
                                         uint32_t dtype,
                                         uint32_t op);
 
-/*
- Gathers all ranks' chunks, of which `input` is this rank's, to every rank's `output`, `count` elements:
- ringseal_chunk() says which elements each rank gives. Both may be apart, or `input` the chunk's own place in
- `output`. On failure `output` is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Gathers all ranks' chunks, of which `input` is this rank's, to every rank's `output`, `count` elements:
+ * ringseal_chunk() says which elements each rank gives. Both may be apart, or `input` the chunk's own place in
+ * `output`. On failure `output` is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_all_gather(const struct ringseal_communicator *communicator,
                                     const void *input,
@@ -814,12 +740,9 @@ ringseal_status ringseal_all_gather(const struct ringseal_communicator *communic
                                     size_t count,
                                     uint32_t dtype);
 
-/*
- Gives rank `root`'s `input` to every rank's `output`, `count` elements. On the root both may be the same address or
- apart; the other ranks' `input` is not looked at. On failure `output` is zeros, and the communicator must be rekeyed.
-
- # Safety
- As ringseal_all_reduce().
+/**
+ * Gives rank `root`'s `input` to every rank's `output`, `count` elements. On the root both may be the same address or
+ * apart; the other ranks' `input` is not looked at. On failure `output` is zeros, and the communicator must be rekeyed.
  */
 ringseal_status ringseal_broadcast(const struct ringseal_communicator *communicator,
                                    const void *input,

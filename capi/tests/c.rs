@@ -6,7 +6,8 @@ use std::process::Command;
 /// Where cargo has put the library for this test.
 fn library() -> PathBuf {
     let executable = std::env::current_exe().unwrap();
-    let found = executable.ancestors().skip(1).take(2).find(|folder| folder.join("libringseal_c.so").exists());
+    let found =
+        executable.ancestors().skip(1).take(2).find(|folder| folder.join("libringseal_c.so").exists());
     found.expect("the shared library lies beside the tests").to_path_buf()
 }
 
@@ -18,7 +19,9 @@ fn compile_and_run(source: &str, shared: bool) -> String {
     cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]);
     cc.arg("-I").arg(root.join("include")).arg(root.join(source)).arg("-o").arg(&program);
     match shared {
-        true => cc.arg("-L").arg(&library).arg("-lringseal_c").arg(format!("-Wl,-rpath,{}", library.display())),
+        true => {
+            cc.arg("-L").arg(&library).arg("-lringseal_c").arg(format!("-Wl,-rpath,{}", library.display()))
+        }
         false => cc.arg(library.join("libringseal_c.a")).args(["-lm", "-ldl"]),
     };
     let compiled = cc.output().expect("cc is needed, the C compiler that Rust links with anyway");

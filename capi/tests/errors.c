@@ -158,7 +158,7 @@ static void creation(void) {
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, NULL, vector, 4, 0, 0));
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, NULL, 4, 0, 0));
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector, SIZE_MAX, 0, 0));
-    FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector, SIZE_MAX / 8, 0, 0));
+    FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector, SIZE_MAX / 4, 0, 0));
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector + 1, 3, 0, 0));
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector, 4, 10, 0));
     FAILS(INVALID_ARGUMENT, ringseal_all_reduce(alone, vector, vector, 4, 0, 5));
