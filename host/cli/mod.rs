@@ -8,6 +8,7 @@ mod output;
 mod ptx;
 mod sample;
 mod seal;
+mod study;
 mod table;
 mod tensors;
 mod values;
@@ -48,6 +49,8 @@ enum Command {
     Vectors(vectors::Arguments),
     /// Write the kernels as PTX, with a manifest of their parameters, for use in other CUDA programs.
     Ptx(ptx::Arguments),
+    /// Predict, and on a GPU measure, what sealing costs the training of six models.
+    Study(study::Arguments),
     /// Tell what this machine offers: driver, GPUs, and which PTX loads on them.
     Info,
 }
@@ -88,6 +91,7 @@ pub(crate) fn main() -> ExitCode {
         Some(Command::Open(arguments)) => seal::open(arguments),
         Some(Command::Vectors(arguments)) => vectors::run(&arguments),
         Some(Command::Ptx(arguments)) => ptx::run(&arguments),
+        Some(Command::Study(arguments)) => study::run(&arguments),
         Some(Command::Info) => info::run(),
     };
     match outcome {

@@ -25,7 +25,7 @@ pub struct Calibration {
     pub multiprocessors: u32,
     /// Bytes that a GPU's memory reads or writes, with all multiprocessors at work.
     pub memory_gb_s: f64,
-    /// What a launch takes of the thread that makes it.
+    /// What a persistent kernel's launch takes of the thread that makes it.
     pub issue_us: f64,
     /// Between ranks that share a GPU.
     pub same_gpu: Link,
@@ -73,8 +73,8 @@ pub struct RingKernel {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeedKernels {
-    /// Once for an all-reduce.
-    pub start_us: f64,
+    /// What a launch takes of the thread that makes it, with the events between the ranks' streams.
+    pub issue_us: f64,
     /// AES-CTR, to seal or to open.
     pub encrypt: KernelCost,
     /// The multi-chained MAC, to make a tag or to check one.
@@ -96,9 +96,9 @@ pub struct KernelCost {
 }
 
 impl KernelCost {
-    /// Microseconds for so many bytes. Ranks that share a GPU share the rate.
-    pub fn us(self, bytes: f64, sharing: f64) -> f64 {
-        self.fixed_us + bytes * sharing / self.gb_s / 1e3
+    /// Microseconds for so many bytes.
+    pub fn us(self, bytes: f64) -> f64 {
+        self.fixed_us + bytes / self.gb_s / 1e3
     }
 }
 
@@ -156,7 +156,7 @@ impl Calibration {
         let mut times: Vec<_> = links.iter().map(|link| link.hop_us).collect();
         times.push(self.issue_us);
         times.extend(seed.iter().map(|kernel| kernel.fixed_us));
-        times.extend(self.seed.iter().map(|seed| seed.start_us));
+        times.extend(self.seed.iter().map(|seed| seed.issue_us));
         for kernel in kernels {
             rates.push(kernel.move_gb_s);
             rates.extend(kernel.crypt_gb_s);

@@ -3,6 +3,7 @@ pub mod buckets;
 pub mod calibration;
 pub mod fit;
 pub mod iteration;
+pub mod measure;
 pub mod model;
 mod simulate;
 pub mod workloads;

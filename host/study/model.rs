@@ -17,14 +17,14 @@
 //! ```
 //!
 //! **The published structure.** Each operation is a kernel on the whole GPU, one after the other, on the whole chunk; every
-//! kernel costs `k(C) = fixed + C g / rate`:
+//! kernel costs `k(C) = fixed + C / rate`:
 //!
 //! ```text
 //! t(C) = x (k_mac + k_encrypt) + (o - 1) k_reduce + z (k_encrypt + k_mac) + copies k_copy
 //! ```
 //!
-//! where a step copies to each peer, and to the output when it kept nothing itself that it could have written there.
-//! It seals anew what other algorithms forward.
+//! where a step copies to each peer, and to the output when no other kernel writes there. It seals anew what other
+//! algorithms forward. On a shared GPU an all-reduce takes at least the sum of all ranks' bytes over the rates.
 //!
 //! # From step to all-reduce
 //!
@@ -40,14 +40,14 @@
 //! with `t` not less than the link's time for a record: [`ring_closed_form`]. A test compares the two.
 //!
 //! Whoever launches for several ranks from one thread, as all ranks of one process do, may be the slowest part:
-//! `T = max(T, launches x issue)`.
+//! `T = max(T, launches x issue)`, with the persistent kernels' issue or the published structure's.
 //!
 //! # What it leaves out
 //!
 //! Contention with the training's own kernels for multiprocessors and memory; the clock, which tensor work lowers, other
 //! than by rates that were measured with it; congestion between nodes.
 
-use super::calibration::{Calibration, Link, RingKernel, SeedKernels};
+use super::calibration::{Calibration, KernelCost, Link, RingKernel, SeedKernels};
 use super::simulate::{Costs, Record, simulate};
 use crate::channel::{Crypto, KeyLength};
 use crate::collective::Algorithm;
@@ -60,8 +60,10 @@ use crate::{Error, Result};
 pub enum Method {
     /// A persistent kernel a rank, without or with cryptography.
     Fused(Algorithm, Crypto),
-    /// The published structure, with separate kernels, on AES keys of 128 bits.
+    /// The published structure, with separate kernels and AES-128.
     Seed(Algorithm),
+    /// The published structure without its cryptography: copies and additions only.
+    SeedPlain(Algorithm),
 }
 
 impl Method {
@@ -95,13 +97,15 @@ impl Method {
             Self::Fused(algorithm, Crypto::Gcm(_)) => algorithm.name(),
             Self::Seed(Algorithm::Tree) => "seed-tree",
             Self::Seed(_) => "seed",
+            Self::SeedPlain(Algorithm::Tree) => "seed-tree-plain",
+            Self::SeedPlain(_) => "seed-plain",
         }
     }
 
     /// Which chunks go where.
     pub const fn algorithm(self) -> Algorithm {
         match self {
-            Self::Fused(algorithm, _) | Self::Seed(algorithm) => algorithm,
+            Self::Fused(algorithm, _) | Self::Seed(algorithm) | Self::SeedPlain(algorithm) => algorithm,
         }
     }
 }
@@ -197,7 +201,7 @@ impl<'a> Model<'a> {
         if topology == (Topology::Nodes { per_node: 0 }) {
             return invalid("a node has at least one GPU".into());
         }
-        if matches!(method, Method::Seed(_)) && calibration.seed.is_none() {
+        if matches!(method, Method::Seed(_) | Method::SeedPlain(_)) && calibration.seed.is_none() {
             let what = "the published structure, which this calibration has no figures for".into();
             return Err(Error::Unsupported { backend: "model", what });
         }
@@ -221,20 +225,40 @@ impl<'a> Model<'a> {
                         &Fused::new(calibration, self.topology, kernel, ranks, bytes / self.schedule.chunks),
                     )
             }
-            Method::Seed(_) => {
+            Method::Seed(_) | Method::SeedPlain(_) => {
                 let Some(kernels) = &calibration.seed else { return Ok(f64::INFINITY) };
-                let sharing = if self.topology == Topology::OneGpu { ranks } else { 1 };
-                let costs =
-                    Seed { calibration, topology: self.topology, kernels, ranks, sharing: sharing as f64 };
-                kernels.start_us + simulate(&self.schedule, bytes, &costs)
+                let sealed = self.sealed();
+                let costs = Seed { calibration, topology: self.topology, kernels, ranks, sealed };
+                let path = simulate(&self.schedule, bytes, &costs);
+                // Kernels of several ranks share the GPU, whose work is all of theirs.
+                let work = if self.topology == Topology::OneGpu {
+                    costs.work_us(&self.schedule, bytes)
+                } else {
+                    0.0
+                };
+                path.max(work)
             }
         };
-        let driven = if self.topology == Topology::OneGpu { ranks } else { 1 };
-        let launches = match self.method {
-            Method::Fused(..) => 1,
-            Method::Seed(_) => self.schedule.programs[0].iter().map(|step| seed_launches(step).total()).sum(),
+        let issue = match (self.method, &calibration.seed) {
+            (Method::Seed(_) | Method::SeedPlain(_), Some(kernels)) => {
+                let launches = |steps: &Vec<Step>| -> usize {
+                    steps.iter().map(|step| seed_launches(step, self.sealed()).total()).sum()
+                };
+                let of_ranks = self.schedule.programs.iter().map(launches);
+                let driven = if self.topology == Topology::OneGpu {
+                    of_ranks.sum()
+                } else {
+                    of_ranks.max().unwrap_or(0)
+                };
+                driven as f64 * kernels.issue_us
+            }
+            _ => (if self.topology == Topology::OneGpu { ranks } else { 1 }) as f64 * calibration.issue_us,
         };
-        Ok(device.max((driven * launches) as f64 * calibration.issue_us))
+        Ok(device.max(issue))
+    }
+
+    fn sealed(&self) -> bool {
+        !matches!(self.method, Method::SeedPlain(_) | Method::Fused(_, Crypto::None))
     }
 }
 
@@ -321,7 +345,7 @@ struct Seed<'a> {
     topology: Topology,
     kernels: &'a SeedKernels,
     ranks: usize,
-    sharing: f64,
+    sealed: bool,
 }
 
 /// Kernels of one step.
@@ -338,18 +362,13 @@ impl SeedLaunches {
     }
 }
 
-fn seed_launches(step: &Step) -> SeedLaunches {
+fn seed_launches(step: &Step, sealed: bool) -> SeedLaunches {
     let received = received(step) as usize;
     let peers = step.outgoing.peers().len();
-    let sealed = usize::from(peers > 0);
-    // What is neither received nor reduced is copied to the output.
-    let kept = usize::from(step.store && step.operands.len() == 1 && received == 0);
-    SeedLaunches {
-        encrypt: received + sealed,
-        mac: received + sealed,
-        copy: peers + kept,
-        reduce: step.operands.len() - 1,
-    }
+    // Without cryptography a received chunk that isn't added to is copied to the output.
+    let kept = usize::from(step.store && step.operands.len() == 1 && !(sealed && received == 1));
+    let crypto = if sealed { received + usize::from(peers > 0) } else { 0 };
+    SeedLaunches { encrypt: crypto, mac: crypto, copy: peers + kept, reduce: step.operands.len() - 1 }
 }
 
 impl Costs for Seed<'_> {
@@ -358,20 +377,31 @@ impl Costs for Seed<'_> {
     }
 
     fn service_us(&self, step: &Step, bytes: f64) -> f64 {
-        let SeedLaunches { encrypt, mac, copy, reduce } = seed_launches(step);
-        let us = |count: usize, kernel: super::calibration::KernelCost| {
-            count as f64 * kernel.us(bytes, self.sharing)
-        };
-        us(encrypt, self.kernels.encrypt)
-            + us(mac, self.kernels.mac)
-            + us(copy, self.kernels.copy)
-            + us(reduce, self.kernels.reduce)
+        self.step_us(step, |kernel| kernel.us(bytes))
     }
 
     fn transfer(&self, from: usize, to: usize, bytes: f64) -> Record {
         let link = link(self.calibration, self.topology, from, to);
         let carry_us = if self.topology == Topology::OneGpu { 0.0 } else { bytes / link.gb_s / 1e3 };
         Record { port: port(self.topology, self.ranks, from, to), carry_us, hop_us: link.hop_us }
+    }
+}
+
+impl Seed<'_> {
+    fn step_us(&self, step: &Step, us: impl Fn(KernelCost) -> f64) -> f64 {
+        let SeedLaunches { encrypt, mac, copy, reduce } = seed_launches(step, self.sealed);
+        let kernels = self.kernels;
+        [(encrypt, kernels.encrypt), (mac, kernels.mac), (copy, kernels.copy), (reduce, kernels.reduce)]
+            .into_iter()
+            .map(|(count, kernel)| count as f64 * us(kernel))
+            .sum()
+    }
+
+    /// What the bytes of all ranks take of one GPU; what doesn't grow with the bytes may overlap.
+    fn work_us(&self, schedule: &Schedule, bytes: usize) -> f64 {
+        let chunk = bytes as f64 / schedule.chunks as f64;
+        let steps = schedule.programs.iter().flatten();
+        steps.map(|step| self.step_us(step, |kernel| kernel.us(chunk) - kernel.fixed_us)).sum()
     }
 }
 
