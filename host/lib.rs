@@ -73,6 +73,7 @@ pub mod aead;
 pub mod backend;
 pub mod channel;
 pub mod collective;
+pub mod copy;
 pub mod cuda;
 mod dtype;
 mod error;

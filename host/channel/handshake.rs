@@ -41,6 +41,7 @@ const RANDOM: usize = 32;
 const CONFIRM_LABEL: &[u8] = b"ringseal 1 confirm";
 const SESSION_LABEL: &[u8] = b"ringseal 1 session";
 const KEY_LABEL: &[u8] = b"ringseal 1 key";
+const COPY_LABEL: &[u8] = b"ringseal 1 copy";
 const ANNOUNCE_LABEL: &[u8] = b"ringseal 1 announce";
 
 /// Length of [`Root::announcement_tag`].
@@ -233,6 +234,22 @@ impl Root {
         let rank = (rank as u64).to_le_bytes();
         self.expand(&[ANNOUNCE_LABEL, &round.to_le_bytes(), &rank, message], &mut out);
         out
+    }
+
+    /// For copies between host and device: both ends are this process's, so fresh randomness is all of the salt.
+    pub(crate) fn of_copies(secret: &GroupSecret) -> Result<Self> {
+        let mut salt = [0; 32];
+        fill_random(&mut salt)?;
+        let (mut extracted, _) = Hkdf::<Sha256>::extract(Some(&salt), secret.as_bytes());
+        let root = Self(Zeroizing::new(extracted.into()));
+        extracted.zeroize();
+        Ok(root)
+    }
+
+    /// The key of a direction of copies in an epoch. Never a collective's: the label differs.
+    pub(crate) fn copy_key(&self, direction: u8, epoch: u64, out: &mut [u8]) {
+        let bits = out.len() as u64 * 8;
+        self.expand(&[COPY_LABEL, &[direction], &epoch.to_le_bytes(), &bits.to_le_bytes()], out);
     }
 
     /// The key of a sender in an epoch.

@@ -10,12 +10,14 @@
 //! * [`Module`] holds compiled kernels, [`Kernel`] launches one: it takes exactly one parameter struct by value,
 //!   as `kernels-gpu` defines it.
 //! * [`Kernels`], with [`DeviceKey`] for AES-CTR and [`GcmKey`] for AES-GCM, are the cipher on device memory.
+//! * [`SealedCopy`] copies between host and device with nothing but ciphertext on the way.
 //! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
 //!
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
 
 mod cipher;
 mod communicator;
+mod copy;
 mod device;
 mod driver;
 mod gcm;
@@ -33,6 +35,7 @@ mod stream;
 
 pub use cipher::{DeviceKey, Kernels};
 pub use communicator::GpuCommunicator;
+pub use copy::SealedCopy;
 pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
 pub(crate) use gcm::no_gcm;

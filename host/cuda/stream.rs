@@ -76,6 +76,19 @@ impl Stream {
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(destination, source, bytes, self.handle) })
     }
 
+    /// Sets `bytes` bytes of device memory to `value`, in stream order.
+    ///
+    /// # Safety
+    /// As for the destination of [`copy`](Self::copy).
+    pub unsafe fn fill(&self, destination: u64, value: u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.device.bind()?;
+        // SAFETY: the caller's promise.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(destination, value, bytes, self.handle) })
+    }
+
     /// Marks this point of the stream.
     pub fn record(&self) -> Result<Event> {
         let event = Event::new(&self.device)?;
@@ -189,6 +202,16 @@ impl Event {
         let _current = self.device.bind()?;
         // SAFETY: the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+
+    /// Whether the stream has reached it; doesn't wait.
+    pub fn is_reached(&self) -> Result<bool> {
+        let _current = self.device.bind()?;
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 
     /// Device time from `earlier` to this event, once both are reached; half a microsecond fine.
