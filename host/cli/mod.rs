@@ -1,6 +1,7 @@
 //! The command line: arguments in, exit code out.
 
 mod all_reduce;
+mod copy_bench;
 mod failure;
 mod info;
 mod memory;
@@ -51,6 +52,8 @@ enum Command {
     Ptx(ptx::Arguments),
     /// Predict, and on a GPU measure, what sealing costs the training of six models.
     Study(study::Arguments),
+    /// Time sealed copies between host and GPU memory beside plain ones.
+    CopyBench(copy_bench::Arguments),
     /// Tell what this machine offers: driver, GPUs, and which PTX loads on them.
     Info,
 }
@@ -92,6 +95,7 @@ pub(crate) fn main() -> ExitCode {
         Some(Command::Vectors(arguments)) => vectors::run(&arguments),
         Some(Command::Ptx(arguments)) => ptx::run(&arguments),
         Some(Command::Study(arguments)) => study::run(&arguments),
+        Some(Command::CopyBench(arguments)) => copy_bench::run(&arguments),
         Some(Command::Info) => info::run(),
     };
     match outcome {

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
 mod context;
+mod copy;
 mod ctr;
 mod gcm;
 mod probe;
@@ -42,7 +43,8 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(ring::SEALED_TESTS).chain(processes::TESTS) {
+    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(ring::SEALED_TESTS).chain(processes::TESTS)
+    {
         let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }
