@@ -133,7 +133,7 @@ pub struct Plan {
     pub share: u64,
 }
 
-/// Shares are multiples of so many blocks: a warpgroup's.
+/// Shares are multiples of so many blocks: a warpgroup's. Half and a fourth of it measured no faster, twice it slower.
 const SHARE_UNIT: u64 = 128;
 
 /// Spreads `length` bytes of text and `aad_length` of additional data over so many multiprocessors.
@@ -154,7 +154,7 @@ const SEGMENTS_AT: u32 = MATRICES_AT + MATRICES_BYTES;
 const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
 const LAST_AT: u32 = LANES_AT + LANES_BYTES;
 const WEIGHTS_AT: u32 = LAST_AT + LAST_BYTES;
-const PARTS_AT: u32 = WEIGHTS_AT + DIGITS * WEIGHT_BYTES;
+const PARTS_AT: u32 = WEIGHTS_AT + 16 * THREADS;
 const MASK_AT: u32 = PARTS_AT + 64;
 const FORGED_AT: u32 = MASK_AT + 16;
 const SHARED_END: u32 = FORGED_AT + 16;
@@ -162,8 +162,12 @@ const _: () = assert!(SHARED_END <= SHARED_END_SM_90);
 /// Dynamic shared memory of the kernels on one message.
 pub const MESSAGE_SHARED: u32 = SHARED_END - SHARED_BASE;
 
-/// An entry of [`Powers`].
+/// An entry of [`Powers`]. A warp has one in shared memory, and [`DIGITS`] warps use theirs.
 const WEIGHT_BYTES: u32 = 16 * 32;
+const _: () = assert!(32 * DIGITS <= THREADS);
+/// How many tiles ahead additional data is brought nearer, and in bytes.
+const TILES_AHEAD: u64 = 8;
+const AHEAD: u64 = TILES_AHEAD * 16 * TILE as u64;
 /// The upper counter bytes' contribution for each 256 counters that a segment touches: one a thread.
 const SEGMENT_BYTES: u32 = 16 * THREADS;
 /// Tiles between two barriers: they touch 4 x 127 + 1 times 256 counters.
@@ -241,14 +245,15 @@ impl Share {
 unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams) {
     let (index, warp_index) = (thread::index(), thread::warp());
     let share = Share::new(params);
-    let is_last = thread::block_index() == thread::grid_size() - 1;
     // Loads first: the tables' filling hides their latency.
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
     let (tables, matrices) = unsafe {
+        prefetch(&params.message, &share);
         let quads = Matrices::fetch(params.ghash_key);
-        load_weights(params.powers, share.behind);
+        let weight = load_weight(params.powers, share.behind);
         load_lanes(params.ghash_key, LANES_AT);
         let tables = Tables::fill::<THREADS>();
+        shared::store_16::<WEIGHTS_AT>(16 * index, weight);
         (tables, Matrices::store(quads, MATRICES_AT))
     };
     device::sync_threads();
@@ -256,12 +261,6 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
     // SAFETY: the buffers are nobody else's yet.
     unsafe {
         prepare(params, tables, first_counter, share.tiles, SEGMENTS_AT);
-        if is_last && warp_index == 0 {
-            let [mask] = tables.encrypt::<ROUNDS, 1>(&params.keys, [params.message.j0]);
-            if index == 0 {
-                shared::store_16::<MASK_AT>(0, mask);
-            }
-        }
     }
     let prefix =
         Prefix::new(tables, &params.keys, [params.message.j0[0], params.message.j0[1], params.message.j0[2]]);
@@ -270,8 +269,21 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
     let place = |slot| SEGMENTS_AT + ((first_counter & 255) + block_of(index, slot)) / 256 * 16;
     let upper = [place(0), place(1)];
     device::sync_threads();
+    // The first share is the shortest, and where all are short its first warp has nothing to encrypt.
+    if thread::block_index() == 0 && warp_index == 0 {
+        let [mask] = tables.encrypt::<ROUNDS, 1>(&params.keys, [params.message.j0]);
+        if index == 0 {
+            // SAFETY: nobody else's until the last barrier.
+            unsafe { shared::store_16::<MASK_AT>(0, mask) };
+        }
+    }
 
-    let aligned = (params.message.input | params.message.output).is_multiple_of(16);
+    let text_aligned = (params.message.input | params.message.output).is_multiple_of(16);
+    let aad_aligned = params.message.aad.is_multiple_of(16);
+    // Where the block before the text's first would end, if the additional data lay there.
+    let aad_end = params.message.aad + 16 * params.message.aad_length.div_ceil(16);
+    // Shuffled, so that the compiler sees that it is uniform.
+    let warpgroup_end = (block_of(128 * warp::shuffle(warp_index / 4, 0), 1) + 128) as i64;
     let mut chains = Chains::new([0; 4]);
     let mut tile = 0;
     let mut buffer = 0;
@@ -286,16 +298,26 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         }
         while tile < end_tile {
             let tile_first = share.first + (tile as u64 * TILE as u64) as i64;
-            // Whether all of the tile is whole blocks of the share's text.
-            let inside = aligned
+            let at = tile_first + block_of(index, 0) as i64;
+            // Whether all of the tile is whole blocks of the share's text, or of its additional data.
+            let inside = text_aligned
                 && tile_first >= share.begin.max(0)
                 && (tile_first as u64 + TILE as u64) * 16 <= params.message.length;
-            let at = tile_first + block_of(index, 0) as i64;
+            let inside_aad = aad_aligned && tile_first >= share.begin && tile_first + (TILE as i64) < 0;
             // SAFETY: places in the message, or none.
             let input = unsafe {
-                if inside {
-                    let address = params.message.input + 16 * at as u64;
-                    [global::load_volatile_16(address), global::load_volatile_16(address + 16 * APART as u64)]
+                if inside || inside_aad {
+                    let origin = if inside { params.message.input } else { aad_end };
+                    let address = origin.wrapping_add((at as u64).wrapping_mul(16));
+                    if inside_aad && tile_first + ((1 + TILES_AHEAD as i64) * TILE as i64) <= 0 {
+                        // Nothing hides the latency of its loads.
+                        global::prefetch(address.wrapping_add(AHEAD));
+                        global::prefetch(address.wrapping_add(AHEAD + 16 * APART as u64));
+                    }
+                    [
+                        global::load_volatile_16(address),
+                        global::load_volatile_16(address.wrapping_add(16 * APART as u64)),
+                    ]
                 } else {
                     [load(&params.message, &share, at), load(&params.message, &share, at + APART as i64)]
                 }
@@ -311,7 +333,13 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
                     let second = shared::load_16::<0>(upper[1] + upper_at);
                     [xor(low, first), xor(low, second)]
                 };
-                let key_stream = tables.finish::<ROUNDS, 2>(&params.keys, states);
+                // A short share has no first blocks, and is done sooner without.
+                let key_stream = if params.share <= APART as u64 {
+                    let [second] = tables.finish::<ROUNDS, 1>(&params.keys, [states[1]]);
+                    [[0; 4], second]
+                } else {
+                    tables.finish::<ROUNDS, 2>(&params.keys, states)
+                };
                 let output = [xor(input[0], key_stream[0]), xor(input[1], key_stream[1])];
                 // SAFETY: as above.
                 unsafe {
@@ -333,8 +361,11 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
                     }
                 }
             }
-            // SAFETY: all threads of the block run this loop alike.
-            unsafe { chains.take(hashed, matrices) };
+            // A warpgroup whose blocks are all before the share leaves its chains at zero.
+            if tile_first + warpgroup_end > share.begin {
+                // SAFETY: all threads of the warpgroup run this alike.
+                unsafe { chains.take(hashed, matrices) };
+            }
             tile += 1;
         }
         if tile < share.tiles {
@@ -343,11 +374,18 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         buffer = SEGMENT_BYTES - buffer;
     }
 
-    if is_last {
+    if thread::block_index() == thread::grid_size() - 1 {
         chains.add_last(lengths(&params.message));
     }
-    // SAFETY: all threads of the block; nobody has used the place.
-    unsafe { shared::store_u32::<LAST_AT>(4 * index, chains.last(matrices)) };
+    let mut word = 0;
+    // Of a message without a block, the block of lengths is all there is.
+    let last_tile = share.first + (share.tiles as i64 - 1) * TILE as i64;
+    if last_tile + warpgroup_end > share.begin || warpgroup_end == TILE as i64 {
+        // SAFETY: all threads of the warpgroup run this alike.
+        word = unsafe { chains.last(matrices) };
+    }
+    // SAFETY: nobody has used the place.
+    unsafe { shared::store_u32::<LAST_AT>(4 * index, word) };
     // After this all texts of the share are stored, too.
     device::sync_threads();
     let mut forged = 0;
@@ -360,7 +398,7 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
             }
             device::sync_warpgroup();
             if warp_index == 0 {
-                forged = finish::<SEAL>(params, share.behind, is_last) as u32;
+                forged = finish::<SEAL>(params, share.behind) as u32;
             }
         }
     }
@@ -384,24 +422,40 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
     }
 }
 
-/// A warp a digit: copies what [`times`] multiplies by to bring a share's sum over the `behind` blocks after it.
+/// Has the first tile's blocks of text brought nearer.
+///
+/// # Safety
+/// The addresses are valid.
+#[inline(always)]
+unsafe fn prefetch(message: &Message, share: &Share) {
+    let first = share.first + block_of(thread::index(), 0) as i64;
+    let second = first + APART as i64;
+    // SAFETY: in the text.
+    unsafe {
+        if first >= share.begin.max(0) && 16 * (first as u64) < message.length {
+            global::prefetch(message.input + 16 * first as u64);
+        }
+        if second >= share.begin.max(0) && 16 * (second as u64) < message.length {
+            global::prefetch(message.input + 16 * second as u64);
+        }
+    }
+}
+
+/// A warp a digit: this lane's part of what [`times`] multiplies by to bring a share's sum over the `behind` blocks after it,
+/// zero where there's nothing to multiply by.
 ///
 /// # Safety
 /// `powers` is the address of a filled [`Powers`].
 #[inline(always)]
-unsafe fn load_weights(powers: u64, behind: u64) {
+unsafe fn load_weight(powers: u64, behind: u64) -> Quad {
     let (digit, lane) = (thread::warp(), thread::lane());
-    if digit < DIGITS {
-        let value = digit_of(behind, digit);
-        if value != 0 {
-            let entry = 15 * digit + value - 1;
-            // SAFETY: the caller's; this thread's place.
-            unsafe {
-                let quad = global::load_16(powers + (WEIGHT_BYTES * entry + 16 * lane) as u64);
-                shared::store_16::<WEIGHTS_AT>(WEIGHT_BYTES * digit + 16 * lane, quad);
-            }
-        }
+    let value = if digit < DIGITS { digit_of(behind, digit) } else { 0 };
+    if value == 0 {
+        return [0; 4];
     }
+    let entry = 15 * digit + value - 1;
+    // SAFETY: the caller's.
+    unsafe { global::load_16(powers + (WEIGHT_BYTES * entry + 16 * lane) as u64) }
 }
 
 /// Hexadecimal digit number `digit`, from the lowest.
@@ -529,9 +583,9 @@ unsafe fn times(word: u32, entry: u32) -> u32 {
 /// and writes the verdict, unless the message is forged, which it returns.
 ///
 /// # Safety
-/// The parts, the weights and, in the last share's thread block, the mask are in shared memory, stored before a barrier.
+/// The parts, the weights and, in the first thread block, the mask are in shared memory, stored before a barrier.
 #[inline(always)]
-unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64, is_last: bool) -> bool {
+unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64) -> bool {
     let (lane, grid) = (thread::lane(), thread::grid_size());
     // Every lane has word lane / 8 of the sum.
     let at = lane / 8 * 4;
@@ -550,7 +604,7 @@ unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64, is_last:
         }
         digit += 1;
     }
-    if is_last {
+    if thread::block_index() == 0 {
         // SAFETY: the caller's.
         word ^= unsafe { shared::load_u32::<MASK_AT>(at) }.swap_bytes();
     }

@@ -33,6 +33,15 @@ pub(super) fn cases(kernels: &Kernels) -> Result<Vec<Case>> {
                 prepare: Box::new(move |memory, stream, size| records(&key, memory, stream, size, open)),
             });
         }
+        let of_key = Rc::clone(&key);
+        cases.push(Case {
+            name: "gmac one".into(),
+            key_bits,
+            wavefronts: None,
+            few: &FEW[1..],
+            all: &ALL[6..],
+            prepare: Box::new(move |memory, stream, (_, bytes)| gmac(&of_key, memory, stream, bytes)),
+        });
         for (name, open) in [("gcm seal one", false), ("gcm open one", true)] {
             let key = Rc::clone(&key);
             cases.push(Case {
@@ -121,6 +130,33 @@ fn records(
                 false => Err(Error::Cuda("a record that was sealed did not open".into())),
             }
         }),
+    })
+}
+
+/// GMAC of additional data by the kernel that seals one message, of no text.
+fn gmac(key: &Rc<GcmKey>, memory: &Rc<Memory>, stream: &Stream, bytes: u64) -> Result<Prepared> {
+    let places = memory.places(bytes).min(PLACES);
+    let tags = DeviceBuffer::new(stream.device(), places as usize * 16)?;
+    let workspace = MessageWorkspace::new(stream)?;
+    let (key, memory) = (Rc::clone(key), Rc::clone(memory));
+    Ok(Prepared {
+        run: Box::new(move |stream, call| {
+            let place = call as u64 % places;
+            let message = Message {
+                input: 0,
+                output: 0,
+                length: 0,
+                aad: memory.input.pointer() + memory.offset(place as usize, bytes),
+                aad_length: bytes,
+                tag: tags.pointer() + 16 * place,
+                verdict: 0,
+                j0: nonce_j0([place as u32, 2, bytes as u32]),
+            };
+            // SAFETY: what the message names belongs to this closure, which outlives the measurement; one stream.
+            unsafe { key.seal_message(&message, &workspace, stream) }
+        }),
+        // The tests compare tags with the CPU's.
+        check: Box::new(|_| Ok(())),
     })
 }
 

@@ -392,6 +392,16 @@ pub mod global {
         [a, b, c, d]
     }
 
+    /// Has the L2 cache load what it keeps together with the byte at `address`.
+    ///
+    /// # Safety
+    /// Device-accessible memory.
+    #[inline(always)]
+    pub unsafe fn prefetch(address: u64) {
+        // SAFETY: the caller's.
+        unsafe { asm!("prefetch.global.L2 [{}];", in(reg64) address, options(nostack)) }
+    }
+
     /// Stores 16 bytes.
     ///
     /// # Safety

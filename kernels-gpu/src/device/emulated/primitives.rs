@@ -314,6 +314,12 @@ pub mod global {
         unsafe { load_16(address) }
     }
 
+    /// Has the L2 cache load what it keeps together with the byte at `address`. Nothing here.
+    ///
+    /// # Safety
+    /// Device-accessible memory.
+    pub unsafe fn prefetch(_address: u64) {}
+
     /// Stores 16 bytes.
     ///
     /// # Safety
