@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import queue
 import socket
 import statistics
 import sys
@@ -65,13 +66,20 @@ class Block(nn.Module):
         return torch.relu(self.body(images) + self.shortcut(images))
 
 
+class Mean(nn.Module):
+    """The mean over an image. PyTorch's pooling has no deterministic backward on a GPU."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((2, 3))
+
+
 def resnet(width: int) -> nn.Module:
     """ResNet-18 for images of 32 by 32: 11.2 million parameters at a width of 64."""
     widths = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
     blocks = [
         Block(narrow, wide, 2 if wide > narrow else 1) for narrow, wide in zip(widths, widths[1:])
     ]
-    ends = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)
+    ends = nn.Conv2d(3, width, 3, 1, 1, bias=False), Mean(), nn.Linear(8 * width, 10)
     return nn.Sequential(ends[0], nn.BatchNorm2d(width), nn.ReLU(), *blocks, *ends[1:])
 
 
@@ -119,8 +127,8 @@ def train(name: str, variant: str, cap_mb: int, iterations: int, small: bool, de
     return {"losses": losses, "seconds": seconds, "parameters": total}
 
 
-def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, results: multiprocessing.Queue) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, results: object) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUBLAS_WORKSPACE_CONFIG=":4096:8")
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -129,6 +137,8 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
         torch.set_num_threads(1)
     # Sums of one process must not depend on how its kernels were scheduled.
     torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     protections = {"plain": "none", "sealed": arguments.protection}
     states = {name: SealedState(SECRET, protection=protection) for name, protection in protections.items()}
     rows = []
@@ -157,15 +167,23 @@ def run(ranks: int, arguments: argparse.Namespace) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
+    results = multiprocessing.get_context("spawn").Queue()
     processes = multiprocessing.start_processes(
         rank_main, (ranks, port, arguments, results), nprocs=ranks, join=False, start_method="spawn"
     )
-    rows = results.get() if processes.join(arguments.limit) or not results.empty() else None
-    if rows is None:
-        raise SystemExit(f"{ranks} ranks were not done within {arguments.limit} s")
-    return rows
+    end = time.monotonic() + arguments.limit
+    while time.monotonic() < end:
+        try:
+            rows = results.get(timeout=0.5)
+        except queue.Empty:
+            processes.join(0)  # Raises what a rank raised.
+            continue
+        while not processes.join(1):
+            pass
+        return rows
+    for process in processes.processes:
+        process.kill()
+    raise SystemExit(f"{ranks} ranks were not done within {arguments.limit} s")
 
 
 def table(rows: list[dict]) -> str:

@@ -10,7 +10,7 @@ Ranks exchange sealed records over links of their own; the process group only br
 sealed by the CPU for now: they are copied to host memory and back, on a stream beside the caller's.
 """
 
-from __future__ import annotations
+# No postponed annotations: DDP compares those of a hook with its own types.
 
 import queue
 import threading

@@ -47,7 +47,7 @@ def averages(rank, device):
     sealed = gradients(device, sealed_allreduce_hook, state)
     torch.testing.assert_close(sealed, expected)
     assert torch.equal(sealed, gradients(device, sealed_allreduce_hook, plain))
-    assert state.sequence == plain.sequence > 4, "several buckets, numbered by the state"
+    assert state.sequence == plain.sequence > 2, "several buckets, numbered by the state"
     compressed = gradients(device, bf16_compress_wrapper(sealed_allreduce_hook), state)
     torch.testing.assert_close(compressed, expected, rtol=0.05, atol=0.05)
     assert not torch.equal(compressed, expected)
