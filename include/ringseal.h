@@ -8,7 +8,7 @@
  * _destroy functions; after a failed _create the handle is NULL. Nothing is thrown or unwound into the caller.
  *
  * Threads: any function may be called from any thread. Any number of threads may use a ringseal_aead at once. One
- * thread at a time may use a ringseal_communicator; a second one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no
+ * thread at a time may use a ringseal_communicator or ringseal_gpu_communicator; a second one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no
  * thread is using it.
  */
 
@@ -258,21 +258,25 @@ enum ringseal_schedule
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
+   * The library's choice: the relay ring on host memory, the ring on a GPU.
+   */
+  RINGSEAL_SCHEDULE_DEFAULT = 0,
+  /**
    * A ring whose finished chunks travel on as their owners sealed them.
    */
-  RINGSEAL_SCHEDULE_RELAY_RING = 0,
+  RINGSEAL_SCHEDULE_RELAY_RING = 1,
   /**
    * A ring that opens and seals at each hop.
    */
-  RINGSEAL_SCHEDULE_RING = 1,
+  RINGSEAL_SCHEDULE_RING = 2,
   /**
    * Two hops, for small vectors.
    */
-  RINGSEAL_SCHEDULE_DIRECT = 2,
+  RINGSEAL_SCHEDULE_DIRECT = 3,
   /**
    * A tree.
    */
-  RINGSEAL_SCHEDULE_TREE = 3,
+  RINGSEAL_SCHEDULE_TREE = 4,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -292,6 +296,12 @@ typedef struct ringseal_aead ringseal_aead;
  * RINGSEAL_STATUS_BUSY. Different ranks' handles are independent.
  */
 typedef struct ringseal_communicator ringseal_communicator;
+
+/**
+ * One rank of a group of processes on one machine, each with a GPU or a share of one. One thread at a time may use a
+ * handle: a second one gets RINGSEAL_STATUS_BUSY.
+ */
+typedef struct ringseal_gpu_communicator ringseal_gpu_communicator;
 
 /**
  * How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
@@ -545,6 +555,63 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
                                    size_t root);
 
 /**
+ * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
+ * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
+ * on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
+ * schedules there are the rings, and the options' backend and host have no meaning.
+ */
+ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
+                                                 size_t rank,
+                                                 size_t ranks,
+                                                 size_t device,
+                                                 size_t max_bytes,
+                                                 const struct ringseal_options *group_options,
+                                                 ringseal_gather gather,
+                                                 void *user,
+                                                 struct ringseal_gpu_communicator **out);
+
+/**
+ * Leaves the group at once and frees the handle, after this rank's own work on the GPU. NULL is allowed. The other ranks'
+ * collectives fail: after ones that went well, call ringseal_gpu_communicator_close().
+ */
+void ringseal_gpu_communicator_destroy(struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Leaves in good order, together with all other ranks, and frees the handle, also when it fails.
+ */
+ringseal_status ringseal_gpu_communicator_close(struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Queues an all-reduce of `count` elements in device memory on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL
+ * is the default stream), and doesn't wait. `input` and `output` may be the same address or apart. When the stream has
+ * passed it, ringseal_gpu_outcome() says whether it went well; until that has said so, don't use `output`.
+ */
+ringseal_status ringseal_gpu_all_reduce(const struct ringseal_gpu_communicator *communicator,
+                                        const void *input,
+                                        void *output,
+                                        size_t count,
+                                        uint32_t dtype,
+                                        uint32_t op,
+                                        void *stream);
+
+/**
+ * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
+ * outputs are wiped, and the communicator carries no data until it is rekeyed.
+ */
+ringseal_status ringseal_gpu_outcome(const struct ringseal_gpu_communicator *communicator);
+
+/**
+ * As ringseal_communicator_rekey(), after all work on the device.
+ */
+ringseal_status ringseal_gpu_communicator_rekey(const struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Writes whether the communicator must be rekeyed because a collective has failed.
+ */
+ringseal_status ringseal_gpu_communicator_poisoned(const struct ringseal_gpu_communicator *communicator,
+                                                   bool *poisoned);
+
+/**
  * Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
  * such call: don't free it.
  */
@@ -750,6 +817,63 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
                                    size_t count,
                                    uint32_t dtype,
                                    size_t root);
+
+/**
+ * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
+ * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
+ * on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
+ * schedules there are the rings, and the options' backend and host have no meaning.
+ */
+ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
+                                                 size_t rank,
+                                                 size_t ranks,
+                                                 size_t device,
+                                                 size_t max_bytes,
+                                                 const struct ringseal_options *group_options,
+                                                 ringseal_gather gather,
+                                                 void *user,
+                                                 struct ringseal_gpu_communicator **out);
+
+/**
+ * Leaves the group at once and frees the handle, after this rank's own work on the GPU. NULL is allowed. The other ranks'
+ * collectives fail: after ones that went well, call ringseal_gpu_communicator_close().
+ */
+void ringseal_gpu_communicator_destroy(struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Leaves in good order, together with all other ranks, and frees the handle, also when it fails.
+ */
+ringseal_status ringseal_gpu_communicator_close(struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Queues an all-reduce of `count` elements in device memory on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL
+ * is the default stream), and doesn't wait. `input` and `output` may be the same address or apart. When the stream has
+ * passed it, ringseal_gpu_outcome() says whether it went well; until that has said so, don't use `output`.
+ */
+ringseal_status ringseal_gpu_all_reduce(const struct ringseal_gpu_communicator *communicator,
+                                        const void *input,
+                                        void *output,
+                                        size_t count,
+                                        uint32_t dtype,
+                                        uint32_t op,
+                                        void *stream);
+
+/**
+ * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
+ * outputs are wiped, and the communicator carries no data until it is rekeyed.
+ */
+ringseal_status ringseal_gpu_outcome(const struct ringseal_gpu_communicator *communicator);
+
+/**
+ * As ringseal_communicator_rekey(), after all work on the device.
+ */
+ringseal_status ringseal_gpu_communicator_rekey(const struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Writes whether the communicator must be rekeyed because a collective has failed.
+ */
+ringseal_status ringseal_gpu_communicator_poisoned(const struct ringseal_gpu_communicator *communicator,
+                                                   bool *poisoned);
 
 #ifdef __cplusplus
 }  // extern "C"

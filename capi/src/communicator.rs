@@ -78,14 +78,16 @@ pub enum Protection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Schedule {
+    /// The library's choice: the relay ring on host memory, the ring on a GPU.
+    Default = 0,
     /// A ring whose finished chunks travel on as their owners sealed them.
-    RelayRing = 0,
+    RelayRing = 1,
     /// A ring that opens and seals at each hop.
-    Ring = 1,
+    Ring = 2,
     /// Two hops, for small vectors.
-    Direct = 2,
+    Direct = 3,
     /// A tree.
-    Tree = 3,
+    Tree = 4,
 }
 
 /// How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
@@ -131,11 +133,11 @@ pub type Gather = Option<
 pub struct Communicator(Mutex<Rank>);
 
 /// The caller's function as a bootstrap: messages of any length, up to a limit, in blocks of one length.
-struct Callback {
-    gather: unsafe extern "C" fn(*mut c_void, *const u8, usize, *mut u8, u64) -> i32,
-    user: *mut c_void,
-    ranks: usize,
-    host: IpAddr,
+pub(crate) struct Callback {
+    pub(crate) gather: unsafe extern "C" fn(*mut c_void, *const u8, usize, *mut u8, u64) -> i32,
+    pub(crate) user: *mut c_void,
+    pub(crate) ranks: usize,
+    pub(crate) host: IpAddr,
 }
 
 // SAFETY: the caller promises that the function may be called with `user` from whatever thread uses the communicator.
@@ -173,7 +175,7 @@ impl Bootstrap for Callback {
 
 /// # Safety
 /// Null, or `struct_bytes` bytes that begin as `GroupOptions` does.
-unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
+pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
     let mut all = GroupOptions {
         struct_bytes: 0,
         protection: 0,
@@ -207,10 +209,10 @@ unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failu
         }
     };
     options.algorithm = match all.schedule {
-        0 => Algorithm::RelayRing,
-        1 => Algorithm::Ring,
-        2 => Algorithm::Direct,
-        3 => Algorithm::Tree,
+        0 | 1 => Algorithm::RelayRing,
+        2 => Algorithm::Ring,
+        3 => Algorithm::Direct,
+        4 => Algorithm::Tree,
         other => return Err(Failure::argument(format!("{other} is no schedule (enum ringseal_schedule)"))),
     };
     // SAFETY: the caller's contract.
@@ -245,7 +247,7 @@ unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failu
 
 /// # Safety
 /// Null, or valid for reads of `SECRET_BYTES` bytes.
-unsafe fn secret(secret: *const u8) -> Result<GroupSecret, Failure> {
+pub(crate) unsafe fn secret(secret: *const u8) -> Result<GroupSecret, Failure> {
     // SAFETY: the caller's contract.
     let bytes = unsafe { argument::bytes("secret", secret, SECRET_BYTES)? };
     let bytes = bytes.try_into().map_err(|_| Failure::argument("the secret's length"))?;
@@ -253,7 +255,7 @@ unsafe fn secret(secret: *const u8) -> Result<GroupSecret, Failure> {
 }
 
 /// Before memory is taken for them.
-fn check_ranks(ranks: usize) -> Result<(), Failure> {
+pub(crate) fn check_ranks(ranks: usize) -> Result<(), Failure> {
     match ranks {
         1..=MAX_RANKS => Ok(()),
         _ => Err(Failure::argument(format!("{ranks} ranks: at least 1 and at most {MAX_RANKS}"))),

@@ -7,6 +7,7 @@
 pub mod aead;
 mod argument;
 pub mod communicator;
+pub mod gpu;
 pub mod status;
 
 use std::ffi::c_char;

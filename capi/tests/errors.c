@@ -125,7 +125,7 @@ static void creation(void) {
     options.protection = 3;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
     options.protection = RINGSEAL_PROTECTION_AES128_GCM;
-    options.schedule = 4;
+    options.schedule = 5;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
     options.schedule = RINGSEAL_SCHEDULE_RING;
     options.record_bytes = 17;
@@ -174,6 +174,17 @@ static void creation(void) {
     FAILS(INVALID_ARGUMENT, ringseal_chunk(10, 3, 0, NULL, &end));
     ringseal_communicator_destroy(alone);
     ringseal_communicator_destroy(NULL);
+
+    ringseal_gpu_communicator *gpu = (ringseal_gpu_communicator *)1;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(NULL, 0, 1, 0, 1024, NULL, only_me, NULL, &gpu));
+    CHECK(gpu == NULL);
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 1, 0, 1024, NULL, NULL, NULL, &gpu));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 1, 1, 0, 1024, NULL, only_me, NULL, &gpu));
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 1, 9999, 1024, NULL, only_me, NULL, &gpu));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_all_reduce(NULL, vector, vector, 4, 0, 0, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_outcome(NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_close(NULL));
+    ringseal_gpu_communicator_destroy(NULL);
 
     /* The other rank never comes. */
     WORKS(ringseal_communicator_create_group(NULL, 2, &options, two));

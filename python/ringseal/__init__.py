@@ -3,6 +3,7 @@
 * :class:`Aead`: AES-GCM and GMAC.
 * :class:`Communicator`: all-reduce, reduce-scatter, all-gather and broadcast of NumPy arrays over ranks that are threads
   (:meth:`Communicator.group`) or processes (:meth:`Communicator.join`).
+* :class:`GpuCommunicator`: all-reduce on device memory, over ranks that are processes.
 * :mod:`ringseal.ddp`: gradient hooks for PyTorch's DistributedDataParallel.
 
 >>> import ringseal
@@ -13,7 +14,7 @@ b'a gradient'
 """
 
 from ._aead import Aead
-from ._communicator import Communicator, Gather
+from ._communicator import Communicator, Gather, GpuCommunicator
 from ._library import (
     AbortedError,
     AuthenticationError,
@@ -34,6 +35,7 @@ __all__ = [
     "DeadlineError",
     "Error",
     "Gather",
+    "GpuCommunicator",
     "HandshakeError",
     "LostError",
     "PoisonedError",

@@ -28,7 +28,7 @@ _DTYPES = {
 }
 _OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 _PROTECTIONS = {"aes-256-gcm": 0, "aes-128-gcm": 1, "none": 2}
-_SCHEDULES = {"relay-ring": 0, "ring": 1, "direct": 2, "tree": 3}
+_SCHEDULES = {"default": 0, "relay-ring": 1, "ring": 2, "direct": 3, "tree": 4}
 
 
 def code(kind: str, table: dict[str, int], name: str) -> int:
@@ -88,15 +88,15 @@ class Communicator:
         secret: bytes | None = None,
         *,
         protection: str = "aes-256-gcm",
-        schedule: str = "relay-ring",
+        schedule: str = "default",
         backend: str = "cpu",
         record_bytes: int = 0,
         timeout: float = 30.0,
     ) -> list[Communicator]:
         """Makes all ranks of a group in this process. Use each in a thread of its own.
 
-        ``protection`` is "aes-256-gcm", "aes-128-gcm" or, for comparison, "none"; ``schedule`` is "relay-ring", "ring",
-        "direct" or "tree"; ``timeout``, in seconds, is how long to wait for a rank. Without ``secret`` the group has one
+        ``protection`` is "aes-256-gcm", "aes-128-gcm" or, for comparison, "none"; ``schedule`` is "default", "relay-ring",
+        "ring", "direct" or "tree"; ``timeout``, in seconds, is how long to wait for a rank. Without ``secret`` the group has one
         of its own.
         """
         options = _options(protection, schedule, backend, record_bytes, timeout, "127.0.0.1")
@@ -117,7 +117,7 @@ class Communicator:
         *,
         host: str = "127.0.0.1",
         protection: str = "aes-256-gcm",
-        schedule: str = "relay-ring",
+        schedule: str = "default",
         backend: str = "cpu",
         record_bytes: int = 0,
         timeout: float = 30.0,
@@ -234,6 +234,71 @@ class Communicator:
     def broadcast_at(self, source: int, target: int, count: int, dtype: str, root: int) -> None:
         """:meth:`broadcast` at addresses of host memory."""
         call("ringseal_broadcast", self._handle, source, target, count, code("element type", _DTYPES, dtype), root)
+
+
+class GpuCommunicator:
+    """One rank of a group of processes on one machine, each with a GPU or a share of one: all-reduce on device memory,
+    sealed by the GPU itself. As :class:`Communicator` otherwise.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        rank: int,
+        ranks: int,
+        gather: Gather,
+        *,
+        device: int,
+        max_bytes: int,
+        protection: str = "aes-256-gcm",
+        schedule: str = "default",
+        timeout: float = 30.0,
+    ) -> None:
+        """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``."""
+        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1")
+        if not 0 <= rank < ranks < 1 << 12:
+            raise ValueError(f"rank {rank} of {ranks}")
+        self._callback, self._handle = _Callback(gather, ranks), ctypes.c_void_p()
+        with self._callback:
+            call(
+                "ringseal_gpu_communicator_create",
+                _check_secret(secret), rank, ranks, device, max_bytes, ctypes.byref(options),
+                self._callback.function, None, ctypes.byref(self._handle),
+            )
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            _library.destroy("ringseal_gpu_communicator_destroy", handle)
+
+    def close(self) -> None:
+        """Leaves in good order, together with all other ranks."""
+        handle, self._handle = self._handle, None
+        if handle:
+            with self._callback:
+                call("ringseal_gpu_communicator_close", handle)
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a collective has failed and :meth:`rekey` is needed."""
+        poisoned = ctypes.c_bool()
+        call("ringseal_gpu_communicator_poisoned", self._handle, ctypes.byref(poisoned))
+        return poisoned.value
+
+    def rekey(self) -> None:
+        """Starts a new session with new keys, together with all other ranks."""
+        with self._callback:
+            call("ringseal_gpu_communicator_rekey", self._handle)
+
+    def all_reduce_at(self, source: int, target: int, count: int, dtype: str, op: str, stream: int) -> None:
+        """Queues an all-reduce of ``count`` elements at device addresses on the CUDA stream ``stream``. Wait for the stream
+        and ask :meth:`outcome` before the result is used."""
+        codes = code("element type", _DTYPES, dtype), code("reduction", _OPS, op)
+        call("ringseal_gpu_all_reduce", self._handle, source, target, count, *codes, stream)
+
+    def outcome(self) -> None:
+        """Raises what went wrong in the collectives that the stream has passed."""
+        call("ringseal_gpu_outcome", self._handle)
 
 
 class _Callback:

@@ -102,6 +102,14 @@ _FUNCTIONS = {
     "ringseal_communicator_create_rendezvous": [
         c_char_p, c_size_t, c_size_t, POINTER(Options), c_char_p, POINTER(c_void_p),
     ],
+    "ringseal_gpu_communicator_create": [
+        c_char_p, c_size_t, c_size_t, c_size_t, c_size_t, POINTER(Options), GATHER, c_void_p, POINTER(c_void_p),
+    ],
+    "ringseal_gpu_communicator_close": [c_void_p],
+    "ringseal_gpu_communicator_rekey": [c_void_p],
+    "ringseal_gpu_communicator_poisoned": [c_void_p, POINTER(c_bool)],
+    "ringseal_gpu_all_reduce": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32, c_uint32, c_void_p],
+    "ringseal_gpu_outcome": [c_void_p],
     "ringseal_communicator_info": [c_void_p, POINTER(c_size_t), POINTER(c_size_t), POINTER(c_bool)],
     "ringseal_communicator_set_timeout": [c_void_p, c_uint64],
     "ringseal_communicator_rekey": [c_void_p],
@@ -129,7 +137,7 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{path} has interface version {found}; this package needs {ABI_VERSION}")
     for name in ("ringseal_version", "ringseal_last_error"):
         getattr(library, name).restype = c_char_p
-    for name in ("ringseal_aead_destroy", "ringseal_communicator_destroy"):
+    for name in ("ringseal_aead_destroy", "ringseal_communicator_destroy", "ringseal_gpu_communicator_destroy"):
         function = getattr(library, name)
         function.restype, function.argtypes = None, [c_void_p]
     for name, argtypes in _FUNCTIONS.items():

@@ -7,7 +7,8 @@ With compression: ``model.register_comm_hook(state, bf16_compress_wrapper(sealed
 ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``.
 
 Ranks exchange sealed records over links of their own; the process group only brings them together. Tensors on a GPU are
-sealed by the CPU for now: they are copied to host memory and back, on a stream beside the caller's.
+reduced and sealed by the GPU if the state was made with ``device``; otherwise, and in the helpers for sharded training,
+they are copied to host memory and back and sealed by the CPU. Both happen on a stream beside the caller's.
 """
 
 # No postponed annotations: DDP compares those of a hook with its own types.
@@ -19,7 +20,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ._communicator import Communicator
+from ._communicator import Communicator, GpuCommunicator
 
 __all__ = ["SealedState", "sealed_all_gather", "sealed_allreduce_hook", "sealed_reduce_scatter"]
 
@@ -48,15 +49,20 @@ class SealedState:
         process_group: dist.ProcessGroup | None = None,
         *,
         protection: str = "aes-256-gcm",
-        schedule: str = "relay-ring",
+        schedule: str = "default",
         timeout: float = 30.0,
         host: str = "127.0.0.1",
+        device: torch.device | None = None,
+        max_bytes: int = 64 << 20,
     ) -> None:
         """Joins the other ranks of ``process_group`` (the default one if None), all of which must do so.
 
         ``secret`` has 32 bytes, the same on all ranks, from attestation or another trusted channel: never send it through
         the process group. ``protection`` "none" is the same exchange in the clear, for comparison. ``host`` is the IP
         address by which the other ranks reach this machine.
+
+        With ``device``, a GPU, all-reduces of tensors on it are done by GPUs, which must be of one machine; mailboxes take
+        four times ``max_bytes`` of its memory, and longer buckets are reduced in parts of that length.
         """
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
 
@@ -68,6 +74,13 @@ class SealedState:
         self._communicator = Communicator.join(
             secret, rank, ranks, gather, protection=protection, schedule=schedule, timeout=timeout, host=host
         )
+        self._gpu: GpuCommunicator | None = None
+        self._device, self._max_bytes = device, max_bytes
+        if device is not None:
+            self._gpu = GpuCommunicator(
+                secret, rank, ranks, gather, device=device.index or 0, max_bytes=max_bytes,
+                protection=protection, schedule=schedule, timeout=timeout,
+            )
         self._sequence = 0
         self._staging: dict[torch.dtype, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -93,12 +106,18 @@ class SealedState:
     @property
     def poisoned(self) -> bool:
         """Whether a collective has failed. Call :meth:`rekey` on all ranks before the next one."""
-        return self._communicator.poisoned
+        return self._communicator.poisoned or (self._gpu is not None and self._gpu.poisoned)
 
     def rekey(self) -> None:
         """Starts a new session with new keys, together with all other ranks, after what was asked for before."""
         outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._work.put(lambda: outcomes.put(_outcome(self._communicator.rekey)))
+
+        def work() -> None:
+            self._communicator.rekey()
+            if self._gpu is not None:
+                self._gpu.rekey()
+
+        self._work.put(lambda: outcomes.put(_outcome(work)))
         _raise(outcomes.get())
 
     def close(self) -> None:
@@ -106,6 +125,8 @@ class SealedState:
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
+            if self._gpu is not None:
+                self._gpu.close()
             self._communicator.close()
 
     def _run(self) -> None:
@@ -116,12 +137,13 @@ class SealedState:
         self,
         source: torch.Tensor,
         target: torch.Tensor,
-        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None],
+        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None] | None,
+        gpu_op: str | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Queues ``exchange``, called with communicator and host tensors, from ``source`` to ``target``.
 
         The future's value is ``target``; its error, what the exchange raised. On a GPU it is a CUDA future: who waits for
-        it makes the current stream wait.
+        it makes the current stream wait. ``gpu_op`` says that it is an all-reduce, which a GPU can do, and of what kind.
         """
         for tensor in (source, target):
             if not tensor.is_contiguous() or tensor.device != source.device:
@@ -130,7 +152,7 @@ class SealedState:
             raise ValueError(f"no collectives from {source.dtype} to {target.dtype}")
         self._sequence += 1
         if source.device.type == "cuda":
-            return self._on_gpu(source, target, exchange)
+            return self._on_gpu(source, target, exchange, gpu_op)
         if source.device.type != "cpu":
             raise ValueError(f"no collectives on {source.device}")
         future: torch.futures.Future = torch.futures.Future()
@@ -148,7 +170,8 @@ class SealedState:
         self,
         source: torch.Tensor,
         target: torch.Tensor,
-        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None],
+        exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None] | None,
+        gpu_op: str | None,
     ) -> torch.futures.Future[torch.Tensor]:
         device = source.device
         side = self._streams.get(device)
@@ -171,9 +194,24 @@ class SealedState:
             # The next collective writes to the same host memory.
             side.synchronize()
 
+        def by_gpu() -> None:
+            side.wait_event(ready)
+            size, dtype = source.element_size(), _DTYPES[source.dtype]
+            longest = self._max_bytes // size
+            for start in range(0, source.numel(), longest):
+                count, at = min(longest, source.numel() - start), start * size
+                self._gpu.all_reduce_at(
+                    source.data_ptr() + at, target.data_ptr() + at, count, dtype, gpu_op, side.cuda_stream
+                )
+            # What failed must not pass for a gradient, so the verdict is awaited here, in this thread.
+            side.synchronize()
+            self._gpu.outcome()
+
+        on_gpu = gpu_op is not None and self._gpu is not None and device == self._device
+
         def work() -> None:
             with torch.cuda.device(device), torch.cuda.stream(side):
-                errors.append(_outcome(through_host))
+                errors.append(_outcome(by_gpu if on_gpu else through_host))
                 # Marks the side stream's end: who takes the value waits for it.
                 future.set_result(target)
 
@@ -219,7 +257,7 @@ def sealed_allreduce_hook(
             source.data_ptr(), target.data_ptr(), source.numel(), _DTYPES[source.dtype], "avg"
         )
 
-    return state.collective(gradients, gradients, exchange)
+    return state.collective(gradients, gradients, exchange, gpu_op="avg")
 
 
 def sealed_reduce_scatter(
