@@ -100,7 +100,7 @@ const fn runs_iterations(method: Method) -> bool {
 
 enum Group {
     Fused(GpuGroup),
-    Seed(SeedGroup),
+    Seed(Box<SeedGroup>),
 }
 
 impl Group {
@@ -114,7 +114,7 @@ impl Group {
                 max_bytes,
                 ..SeedOptions::default()
             };
-            SeedGroup::new(devices, image, &secret, options).map(Self::Seed)
+            SeedGroup::new(devices, image, &secret, options).map(Box::new).map(Self::Seed)
         };
         match method {
             Method::Seed(algorithm) => seed(algorithm, true),

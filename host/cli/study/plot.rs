@@ -146,7 +146,7 @@ where
             .margin(10)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(range, (least * 0.8..most * 1.25).log_scale())
+            .build_cartesian_2d(range, (least * 0.8..most * 2.5).log_scale())
             .map_err(|error| fail(&error))?;
         chart
             .configure_mesh()
