@@ -61,6 +61,10 @@ fn arguments() -> Arguments {
 }
 
 fn main() {
+    // More streams than the driver's 8 hardware queues would wait for each other: the ranks of ringseal's ring must all run
+    // at once.
+    // SAFETY: no other thread has been started.
+    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let arguments = arguments();
     match run(&arguments) {
         Ok(()) => {}

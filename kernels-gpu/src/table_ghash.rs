@@ -354,10 +354,10 @@ unsafe fn mac(params: &MacParams) {
         last: count - 1,
     };
     // Counted from the last chain, whose last block is the message's last: this one is worth H^exponent. Threads behind
-    // the first chain do as it does, and their sums are left out.
+    // the first chain have only its last block, and their products are left out.
     let own = (thread::block_index() * THREADS + thread::index()) as u64 + 1;
     let exponent = own.min(chains);
-    let rounds = count.div_ceil(chains);
+    let rounds = if own > chains { 1 } else { count.div_ceil(chains) };
     // Wraps where the first round begins with zero blocks.
     let mut at = count.wrapping_sub(exponent).wrapping_sub((rounds - 1) * chains);
     // Three blocks are on their way while one is multiplied, and the first ones while the table is filled; what lies behind
