@@ -158,7 +158,13 @@ impl Tables {
                 shared::store_16::<{ SHARED_BASE + UPPER_TABLES }>(address, [opposite; 4]);
             }
         }
-        Tables { bank: index % 32 * 4 }
+        Self::filled()
+    }
+
+    /// What [`fill`](Self::fill) returned to other threads of the block.
+    #[inline(always)]
+    pub fn filled() -> Self {
+        Tables { bank: thread::index() % 32 * 4 }
     }
 
     /// Entry `byte ROW of word` of table T`ROW`.
@@ -324,6 +330,18 @@ impl Prefix {
     #[inline(always)]
     pub fn low(&self, tables: Tables, counter: u32) -> Quad {
         tables.spread::<0>(self.words[0] ^ tables.look_up::<3>(self.whiten(counter)))
+    }
+
+    /// What [`low_of`](Prefix::low_of) needs.
+    #[inline(always)]
+    pub fn low_base(&self) -> u32 {
+        self.words[0]
+    }
+
+    /// [`low`](Prefix::low) of the prefix whose [`low_base`](Prefix::low_base) is given.
+    #[inline(always)]
+    pub fn low_of(low_base: u32, tables: Tables, keys: &RoundKeys, counter: u32) -> Quad {
+        Prefix { words: [low_base, 0, 0, 0], whitening: keys[3] }.low(tables, counter)
     }
 
     /// The term of the counter's byte 1. 5 look-ups.

@@ -1,18 +1,21 @@
 //! AES-GCM (NIST SP 800-38D) of many records in one pass: counter mode and GHASH from the same registers.
 //!
-//! A thread block of 512 takes one record after another. A record's blocks are numbered so that the last ends a tile
+//! A thread block takes one record after another. A record's blocks are numbered so that the last ends a tile
 //! (see [`ghash`]); what that leaves in front counts as zero blocks, which GHASH doesn't notice, except that
-//! the additional data lies right before the text. The tag's mask, counter blocks and record descriptors are prepared a
-//! step ahead by one warp, so that the one barrier a segment of 256 KiB costs (or a record, if shorter) is all there is.
+//! the additional data lies right before the text.
 //!
-//! Shared-memory wavefronts for 32 blocks: 16 (rounds - 2) of look-ups, 8.8 load and store, 8 + 4 matrices, 2.85 to 5.7
+//! Segments of at most 16 tiles lie between barriers. Warps take turns in preparing the next segment (descriptor, additional
+//! data, counters' upper bytes) and in ending the record before; the two tiles that the chains take together let the
+//! others run ahead meanwhile.
+//!
+//! Shared-memory wavefronts for 32 blocks: 16 (rounds - 2) of look-ups, 8.8 load and store, 8 + 2 matrices, 2.85 to 5.7
 //! for the counters' upper bytes.
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, global, shared, thread, warp};
 
 use crate::ghash::{
-    self, APART, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of,
+    self, APART, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, THREADS, TILE,
     load_lanes, warp_sum,
 };
 use crate::params::{SHARED_BASE, TABLES_END};
@@ -68,22 +71,26 @@ pub struct RecordsParams {
 
 // Shared memory after the tables of AES.
 const MATRICES_AT: u32 = TABLES_END;
-const MASKS_AT: u32 = MATRICES_AT + MATRICES_BYTES;
+const MASKS_AT: u32 = MATRICES_AT + GROUP_MATRICES_BYTES;
 const SEGMENTS_AT: u32 = MASKS_AT + 16 * THREADS;
 const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
 const LAST_AT: u32 = LANES_AT + LANES_BYTES;
-const SHARED_END: u32 = LAST_AT + 2 * LAST_BYTES;
+const PARTS_AT: u32 = LAST_AT + 2 * LAST_BYTES;
+const SHARED_END: u32 = PARTS_AT + 2 * 64;
 /// Dynamic shared memory of the kernels on records.
 pub const RECORDS_SHARED: u32 = SHARED_END - SHARED_BASE;
 
 /// Tiles between two barriers, at most.
 const SEGMENT_TILES: u32 = 16;
-/// A segment's header, and the upper counter bytes' contribution for each 256 counters that it touches.
-const SEGMENT_BYTES: u32 = HEADER_BYTES + 16 * (4 * SEGMENT_TILES + 2);
-const HEADER_BYTES: u32 = 64;
+// A segment's buffer: header, additional data up to the text, the upper counter bytes' contribution for each 256 counters
+// that the segment touches.
+const AAD_END: u32 = HEADER_BYTES + AAD_MAX;
+const UPPER: u32 = AAD_END;
+const SEGMENT_BYTES: u32 = UPPER + 16 * (4 * SEGMENT_TILES + 2);
+const HEADER_BYTES: u32 = 32;
 
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-128.
     fn gcm_seal_records_128(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -91,7 +98,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-128.
     fn gcm_open_records_128(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -99,7 +106,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-192.
     fn gcm_seal_records_192(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -107,7 +114,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-192.
     fn gcm_open_records_192(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -115,7 +122,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-256.
     fn gcm_seal_records_256(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -123,7 +130,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = RECORDS_SHARED,
+    threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-256.
     fn gcm_open_records_256(params: RecordsParams) {
         // SAFETY: the kernel's contract.
@@ -151,133 +158,157 @@ fn address(quad: Quad, word: usize) -> u64 {
 /// The addresses in the parameters are valid.
 #[inline(always)]
 unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams) {
-    let (block, grid, warp_index) = (thread::block_index(), thread::grid_size(), thread::warp());
-    if block >= params.count {
+    if thread::block_index() >= params.count {
         return;
     }
     // SAFETY: the regions of shared memory are disjoint; the key is filled.
     let matrices = unsafe {
         load_lanes(params.ghash_key, LANES_AT);
-        Matrices::load(params.ghash_key, MATRICES_AT)
+        Matrices::load_group(params.ghash_key, MATRICES_AT)
     };
     let tables = Tables::fill::<THREADS>();
     device::sync_threads();
-
-    let mut record = block;
-    let mut first_tile = 0;
-    let mut segment = 0u32;
-    let mut local = 0u32;
-    // SAFETY: the first segment's buffer is nobody else's yet.
+    let mut cursor = Cursor::new();
+    // SAFETY: the first segment's buffer is nobody else's yet; the tables are filled.
     unsafe {
-        prepare_masks::<ROUNDS>(params, tables, record, grid);
-        if warp_index == 1 {
-            prepare_segment(params, tables, record, first_tile, SEGMENTS_AT);
+        prepare_masks::<ROUNDS>(params, tables, cursor.record);
+        if thread::warp() == 1 {
+            prepare_segment(params, tables, cursor.record, cursor.first_tile, cursor.buffer());
         }
     }
     device::sync_threads();
-    let mut chains = Chains::new([0; 4]);
-    while record < params.count {
-        let buffer = SEGMENTS_AT + (segment % 2) * SEGMENT_BYTES;
+    let mut chains = GroupedChains::new([0; 4], 0);
+    while cursor.record < params.count {
+        let buffer = cursor.buffer();
         // SAFETY: prepared, before a barrier.
-        let (j0, texts, more) = unsafe {
-            (shared::load_16::<0>(buffer), shared::load_16::<16>(buffer), shared::load_16::<48>(buffer))
-        };
+        let (texts, more) = unsafe { (shared::load_16::<0>(buffer), shared::load_16::<16>(buffer)) };
         // Shuffled, so that the compiler sees that control flow is uniform.
-        let (length, aad_length) = (warp::shuffle(more[2], 0), warp::shuffle(more[3], 0));
+        let length = warp::shuffle(more[0], 0);
         let (tiles, pad) = tiles(length);
-        let last_segment = first_tile + SEGMENT_TILES >= tiles;
-        let (next_record, next_tile) =
-            if last_segment { (record + grid, 0) } else { (record, first_tile + SEGMENT_TILES) };
-        if warp_index == (segment + 1) % 16 && next_record < params.count {
+        let end_tile = cursor.end_tile(tiles);
+        let next = cursor.next(end_tile, tiles);
+        if thread::warp() == (cursor.segment + 1) % 16 && next.record < params.count {
             // SAFETY: the other buffer was last read before the latest barrier.
-            unsafe {
-                prepare_segment(
-                    params,
-                    tables,
-                    next_record,
-                    next_tile,
-                    SEGMENTS_AT + (segment + 1) % 2 * SEGMENT_BYTES,
-                )
-            };
+            unsafe { prepare_segment(params, tables, next.record, next.first_tile, next.buffer()) };
         }
-        if first_tile == 0 {
+        // Of this thread's first block in the segment: its low byte is all blocks' in this segment.
+        let counter = (more[2] & 255) + thread::index();
+        let low = Prefix::low_of(more[3], tables, &params.keys, counter);
+        let mut upper = buffer + UPPER + 16 * (counter >> 8);
+        if cursor.first_tile == 0 {
+            let before = thread::index() as i32 - (THREADS + pad) as i32;
             // SAFETY: prepared.
-            let aad = unsafe { Aad::new(buffer, aad_length) };
-            // SAFETY: the record's additional data.
-            chains = Chains::new(unsafe {
-                aad.block(block_of(thread::index(), 1) as i32 - TILE as i32 - pad as i32)
-            });
+            chains = GroupedChains::new(unsafe { aad_block(buffer, before) }, tiles);
         }
-        let end_tile = if last_segment { tiles } else { first_tile + SEGMENT_TILES };
-        // SAFETY: prepared.
-        let counters = unsafe { Counters::<ROUNDS>::new(params, tables, buffer, j0, first_tile, pad) };
-        let mut tile = first_tile;
+        let mut tile = cursor.first_tile;
         while tile < end_tile {
-            // This thread's blocks, counted from the text's first.
-            let at = tile as i32 * TILE as i32 - pad as i32 + block_of(thread::index(), 0) as i32;
-            let places = [at, at + APART as i32];
+            // The tile's first block, counted from the text's first.
+            let start = (tile * TILE) as i32 - pad as i32;
+            let at = start + thread::index() as i32;
+            let whole = start >= 0 && start as u32 + TILE <= length / 16;
             // SAFETY: places in the record's text, or none.
-            let input = unsafe {
-                let text = address(texts, 0);
-                [load_text(text, places[0], length), load_text(text, places[1], length)]
-            };
-            // SAFETY: the counters are of this segment.
-            let key_stream = unsafe { counters.key_stream(&params.keys, tile - first_tile) };
-            let sum = |i: usize| xor(input[i], key_stream[i]);
-            // SAFETY: as above.
-            let output = unsafe {
-                [
-                    store_text(address(texts, 2), places[0], length, sum(0)),
-                    store_text(address(texts, 2), places[1], length, sum(1)),
-                ]
-            };
+            let input = unsafe { load_texts(address(texts, 0), at, length, whole) };
+            // SAFETY: prepared.
+            let states =
+                unsafe { [xor(low, shared::load_16::<0>(upper)), xor(low, shared::load_16::<32>(upper))] };
+            let key_stream = tables.finish::<ROUNDS, 2>(&params.keys, states);
+            let sum = [xor(input[0], key_stream[0]), xor(input[1], key_stream[1])];
+            // SAFETY: places in the record's text, or none.
+            let output = unsafe { store_texts(address(texts, 2), at, length, whole, sum) };
             let mut text = if SEAL { output } else { input };
-            if at < 0 {
-                // SAFETY: the record's additional data.
+            if start < 0 {
+                // SAFETY: prepared.
                 unsafe {
-                    let aad = Aad::new(buffer, aad_length);
-                    let choose = |at, block| if at < 0 { aad.block(at) } else { block };
-                    text = [choose(places[0], text[0]), choose(places[1], text[1])];
+                    let choose = |at: i32, block| if at < 0 { aad_block(buffer, at) } else { block };
+                    text = [choose(at, text[0]), choose(at + APART as i32, text[1])];
                 }
             }
             // SAFETY: all threads of the block run this loop alike.
-            unsafe { chains.take(text, matrices) };
+            unsafe { chains.take(text, tiles - 1 - tile, matrices) };
+            upper += 64;
             tile += 1;
         }
-        let last = LAST_AT + (segment % 2) * LAST_BYTES;
-        if last_segment {
-            chains.add_last(lengths(aad_length, length));
-            // SAFETY: all threads of the block; the place was last read before the latest barrier.
-            unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
-        }
-        let finishes = last_segment && warp_index == segment % 16;
-        let (mut tag, mut verdict) = (0, 0);
-        if finishes {
-            // Before the barrier: after it the buffer is the next but one segment's.
-            // SAFETY: prepared.
+        let ends = tile == tiles;
+        if ends {
+            // SAFETY: as above; the words were last read before the latest barrier.
             unsafe {
-                tag = address(shared::load_16::<32>(buffer), 2);
-                verdict = address(shared::load_16::<48>(buffer), 0);
+                // Loaded again rather than kept.
+                let [length, aad_length, ..] = shared::load_16::<16>(buffer);
+                let word = chains.last(lengths(aad_length, length), matrices);
+                shared::store_u32::<0>(last_at(cursor.local) + 4 * thread::index(), word);
             }
         }
         device::sync_threads();
-        if finishes {
-            // SAFETY: the barrier came after all words and all texts of the record.
-            unsafe { finish::<SEAL>(last, local, tag, verdict, address(texts, 2), length) };
-        }
-        if last_segment {
-            local += 1;
-            if local.is_multiple_of(THREADS) {
-                // The masks of the records up to here are used up after this barrier.
-                device::sync_threads();
-                // SAFETY: as at the start.
-                unsafe { prepare_masks::<ROUNDS>(params, tables, next_record, grid) };
-                device::sync_threads();
+        // SAFETY: the barrier came after all words and texts of the record, and after all parts of the one before.
+        unsafe {
+            if cursor.first_tile == 0 && cursor.local > 0 && thread::warp() == (cursor.segment + 9) % 16 {
+                finish::<SEAL>(params, cursor.record - thread::grid_size(), cursor.local - 1);
+            }
+            if ends && thread::warp().is_multiple_of(5) {
+                store_part(cursor.local, thread::warp() / 5);
             }
         }
-        (record, first_tile) = (next_record, next_tile);
-        segment += 1;
+        cursor = cursor.next(tile, tiles);
+        if ends && cursor.local.is_multiple_of(THREADS) {
+            // The masks of the records up to here are used up after this barrier.
+            device::sync_threads();
+            // SAFETY: as at the start.
+            unsafe { prepare_masks::<ROUNDS>(params, tables, cursor.record) };
+            device::sync_threads();
+        }
     }
+    device::sync_threads();
+    if thread::warp() == 0 {
+        // SAFETY: as above.
+        unsafe { finish::<SEAL>(params, cursor.record - thread::grid_size(), cursor.local - 1) };
+    }
+}
+
+/// A place in the row of segments that a thread block takes.
+#[derive(Clone, Copy)]
+struct Cursor {
+    record: u32,
+    first_tile: u32,
+    /// The segment's number, from 0.
+    segment: u32,
+    /// The record's number in this block, from 0.
+    local: u32,
+}
+
+impl Cursor {
+    #[inline(always)]
+    fn new() -> Self {
+        Cursor { record: thread::block_index(), first_tile: 0, segment: 0, local: 0 }
+    }
+
+    /// Where this segment of a record of `tiles` tiles ends.
+    #[inline(always)]
+    fn end_tile(self, tiles: u32) -> u32 {
+        tiles.min(self.first_tile + SEGMENT_TILES)
+    }
+
+    /// The segment after this, which ends with `end_tile` of `tiles` tiles.
+    #[inline(always)]
+    fn next(self, end_tile: u32, tiles: u32) -> Self {
+        let segment = self.segment + 1;
+        if end_tile == tiles {
+            let record = self.record + thread::grid_size();
+            Cursor { record, first_tile: 0, segment, local: self.local + 1 }
+        } else {
+            Cursor { first_tile: end_tile, segment, ..self }
+        }
+    }
+
+    #[inline(always)]
+    fn buffer(self) -> u32 {
+        SEGMENTS_AT + self.segment % 2 * SEGMENT_BYTES
+    }
+}
+
+/// Where the words for the tag of the block's record number `local` lie.
+#[inline(always)]
+fn last_at(local: u32) -> u32 {
+    LAST_AT + local % 2 * LAST_BYTES
 }
 
 /// The block of both lengths in bits (SP 800-38D section 7.1 step 5).
@@ -286,36 +317,19 @@ fn lengths(aad: u32, text: u32) -> Quad {
     [(aad >> 29).swap_bytes(), (aad << 3).swap_bytes(), (text >> 29).swap_bytes(), (text << 3).swap_bytes()]
 }
 
-/// Additional data in memory.
-struct Aad {
-    address: u64,
-    length: u32,
-}
-
-impl Aad {
-    /// # Safety
-    /// `buffer` is prepared.
-    #[inline(always)]
-    unsafe fn new(buffer: u32, length: u32) -> Self {
-        // SAFETY: the caller's.
-        Aad { address: address(unsafe { shared::load_16::<32>(buffer) }, 0), length }
+/// The block of additional data that lies `at` (negative) blocks before the text; zero if there is none.
+///
+/// # Safety
+/// `buffer` is prepared, of a segment that begins a record.
+#[inline(always)]
+unsafe fn aad_block(buffer: u32, at: i32) -> Quad {
+    // SAFETY: the caller's.
+    let [_, aad_length, ..] = unsafe { shared::load_16::<16>(buffer) };
+    if at >= 0 || at + (aad_length.div_ceil(16) as i32) < 0 {
+        return [0; 4];
     }
-
-    /// The block that lies `at` (negative) blocks before the text; zero if there is none.
-    ///
-    /// # Safety
-    /// The addresses are valid.
-    #[inline(always)]
-    unsafe fn block(&self, at: i32) -> Quad {
-        let blocks = self.length.div_ceil(16) as i32;
-        let index = at + blocks;
-        if index < 0 || at >= 0 {
-            return [0; 4];
-        }
-        // SAFETY: the caller's.
-        let block = unsafe { global::load_16(self.address + 16 * index as u64) };
-        keep(block, self.length - 16 * index as u32)
-    }
+    // SAFETY: the caller's.
+    unsafe { shared::load_16::<AAD_END>(buffer.wrapping_add_signed(16 * at)) }
 }
 
 /// The first `bytes` bytes of a block, the rest zero.
@@ -383,20 +397,92 @@ unsafe fn store_text(text: u64, at: i32, length: u32, block: Quad) -> Quad {
     }
 }
 
-/// One warp: adds the chains and the mask; writes the tag, or compares and writes the verdict.
+/// A thread's two blocks of a tile, the first of which is block `at` of the text: see [`load_text`]. `whole`, the same in
+/// all threads, tells that all blocks of the tile are whole blocks of the text.
 ///
 /// # Safety
-/// The chains' words and the mask are stored, before a barrier.
+/// As [`load_text`].
 #[inline(always)]
-unsafe fn finish<const SEAL: bool>(last: u32, local: u32, at: u64, verdict: u64, output: u64, length: u32) {
+unsafe fn load_texts(text: u64, at: i32, length: u32, whole: bool) -> [Quad; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        if whole {
+            let address = text + 16 * at as u64;
+            [global::load_volatile_16(address), global::load_volatile_16(address + 16 * APART as u64)]
+        } else {
+            [load_text(text, at, length), load_text(text, at + APART as i32, length)]
+        }
+    }
+}
+
+/// Stores a thread's two blocks of a tile, and returns what was stored: see [`store_text`] and [`load_texts`].
+///
+/// # Safety
+/// As [`load_text`].
+#[inline(always)]
+unsafe fn store_texts(text: u64, at: i32, length: u32, whole: bool, blocks: [Quad; 2]) -> [Quad; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        if whole {
+            let address = text + 16 * at as u64;
+            global::store_16(address, blocks[0]);
+            global::store_16(address + 16 * APART as u64, blocks[1]);
+            blocks
+        } else {
+            [store_text(text, at, length, blocks[0]), store_text(text, at + APART as i32, length, blocks[1])]
+        }
+    }
+}
+
+/// One of four warps: stores part `part` of the tag of the block's record number `local`, the mask in the first.
+///
+/// # Safety
+/// The chains' words and the mask are stored, before a barrier; the parts were last read before that.
+#[inline(always)]
+unsafe fn store_part(local: u32, part: u32) {
+    let word = thread::lane() / 8;
+    // SAFETY: the caller's.
+    unsafe {
+        let sum = warp_sum(ghash::part(last_at(local), LANES_AT, part)).swap_bytes();
+        let mask = shared::load_u32::<0>(MASKS_AT + 16 * (local % THREADS) + 4 * word);
+        if thread::lane().is_multiple_of(8) {
+            shared::store_u32::<0>(
+                parts_at(local) + 16 * part + 4 * word,
+                sum ^ if part == 0 { mask } else { 0 },
+            );
+        }
+    }
+}
+
+/// Where the parts of the tag of the block's record number `local` lie.
+#[inline(always)]
+fn parts_at(local: u32) -> u32 {
+    PARTS_AT + local % 2 * 64
+}
+
+/// One warp: adds the parts of a record's tag, the block's number `local`; writes the tag, or compares and writes the
+/// verdict.
+///
+/// # Safety
+/// The parts are stored, before a barrier; so are all texts of the record.
+#[inline(always)]
+unsafe fn finish<const SEAL: bool>(params: &RecordsParams, record: u32, local: u32) {
     let lane = thread::lane();
+    let place = params.records + 64 * record as u64;
+    // SAFETY: the record's descriptor.
+    let (texts, addresses, more) =
+        unsafe { (global::load_16(place), global::load_16(place + 16), global::load_16(place + 32)) };
+    let (output, verdict, length) = (address(texts, 2), address(more, 0), more[2]);
     let word = lane % 4;
-    let at = at + 4 * word as u64;
     // SAFETY: the caller's.
     let tag = unsafe {
-        let sum = warp::shuffle(warp_sum(ghash::total(last, LANES_AT)), 8 * word);
-        sum.swap_bytes() ^ shared::load_u32::<0>(MASKS_AT + 16 * (local % THREADS) + 4 * word)
+        let parts = parts_at(local) + 4 * word;
+        shared::load_u32::<0>(parts)
+            ^ shared::load_u32::<16>(parts)
+            ^ shared::load_u32::<32>(parts)
+            ^ shared::load_u32::<48>(parts)
     };
+    let at = address(addresses, 2) + 4 * word as u64;
     if SEAL {
         if lane < 4 {
             // SAFETY: the record's tag.
@@ -435,7 +521,8 @@ unsafe fn finish<const SEAL: bool>(last: u32, local: u32, at: u64, verdict: u64,
 /// # Safety
 /// The masks are nobody's until the next barrier.
 #[inline(always)]
-unsafe fn prepare_masks<const ROUNDS: usize>(params: &RecordsParams, tables: Tables, record: u32, grid: u32) {
+unsafe fn prepare_masks<const ROUNDS: usize>(params: &RecordsParams, tables: Tables, record: u32) {
+    let grid = thread::grid_size();
     let mine = record + thread::index() * grid;
     // By warps, so that those without records go on.
     if record + thread::warp() * 32 * grid < params.count {
@@ -452,34 +539,41 @@ unsafe fn prepare_masks<const ROUNDS: usize>(params: &RecordsParams, tables: Tab
 /// One warp: fills the buffer of a segment.
 ///
 /// # Safety
-/// The buffer is nobody else's until the next barrier.
+/// The buffer is nobody else's until the next barrier; the tables are filled.
 #[inline(always)]
 unsafe fn prepare_segment(params: &RecordsParams, tables: Tables, record: u32, first_tile: u32, buffer: u32) {
     let lane = thread::lane();
     let place = params.records + 64 * record as u64;
-    // SAFETY: a record's descriptor; the tables are filled.
+    // SAFETY: a record's descriptor and its additional data.
     unsafe {
         let texts = global::load_16(place);
         let addresses = global::load_16(place + 16);
         let more = global::load_16(place + 32);
         let j0 = global::load_16(place + 48);
-        let length = more[2];
-        if lane == 0 {
-            shared::store_16::<0>(buffer, j0);
-            shared::store_16::<16>(buffer, texts);
-            shared::store_16::<32>(buffer, addresses);
-            shared::store_16::<48>(buffer, more);
-        }
+        let (length, aad_length) = (more[2], more[3]);
         let (tiles, pad) = tiles(length);
         let first_counter = counter_at(j0, first_tile, pad);
-        let in_segment = (tiles - first_tile).min(SEGMENT_TILES);
         let prefix = Prefix::new(tables, &params.keys, [j0[0], j0[1], j0[2]]);
+        if lane == 0 {
+            shared::store_16::<0>(buffer, texts);
+            shared::store_16::<16>(buffer, [length, aad_length, first_counter, prefix.low_base()]);
+        }
+        if first_tile == 0 {
+            let mut i = 16 * lane;
+            while i < aad_length {
+                let block = global::load_16(address(addresses, 0) + i as u64);
+                let end = buffer + AAD_END - aad_length.next_multiple_of(16);
+                shared::store_16::<0>(end + i, keep(block, aad_length - i));
+                i += 512;
+            }
+        }
+        let in_segment = (tiles - first_tile).min(SEGMENT_TILES);
         let mut entry = lane;
         while entry - lane <= 4 * in_segment {
             let counter = (first_counter & !255).wrapping_add(256 * entry);
             let upper = prefix.upper(tables, &params.keys, counter);
             if entry < 4 * SEGMENT_TILES + 2 {
-                shared::store_16::<HEADER_BYTES>(buffer + 16 * entry, upper);
+                shared::store_16::<UPPER>(buffer + 16 * entry, upper);
             }
             entry += 32;
         }
@@ -491,50 +585,4 @@ unsafe fn prepare_segment(params: &RecordsParams, tables: Tables, record: u32, f
 #[inline(always)]
 fn counter_at(j0: Quad, tile: u32, pad: u32) -> u32 {
     (tile * TILE).wrapping_sub(pad).wrapping_add(j0[3].swap_bytes()).wrapping_add(1)
-}
-
-/// One thread's counters in a segment.
-struct Counters<const ROUNDS: usize> {
-    tables: Tables,
-    /// What the counters' last byte adds to the state after round 2: it is the same in both blocks.
-    low: Quad,
-    /// Of each block: where the first tile's upper bytes' part lies.
-    upper: [u32; 2],
-}
-
-impl<const ROUNDS: usize> Counters<ROUNDS> {
-    /// # Safety
-    /// The segment's buffer is prepared.
-    #[inline(always)]
-    unsafe fn new(
-        params: &RecordsParams,
-        tables: Tables,
-        buffer: u32,
-        j0: Quad,
-        first_tile: u32,
-        pad: u32,
-    ) -> Self {
-        let first_counter = counter_at(j0, first_tile, pad);
-        let first = (first_counter & 255) + block_of(thread::index(), 0);
-        let second = first + APART;
-        let prefix = Prefix::new(tables, &params.keys, [j0[0], j0[1], j0[2]]);
-        Counters {
-            tables,
-            low: prefix.low(tables, first),
-            upper: [first, second].map(|counter| buffer + HEADER_BYTES + 16 * (counter >> 8)),
-        }
-    }
-
-    /// The key stream for this thread's two blocks of the segment's tile `tile`.
-    ///
-    /// # Safety
-    /// As [`new`](Self::new).
-    #[inline(always)]
-    unsafe fn key_stream(&self, keys: &RoundKeys, tile: u32) -> [Quad; 2] {
-        // SAFETY: prepared.
-        let (first, second) = unsafe {
-            (shared::load_16::<0>(self.upper[0] + 64 * tile), shared::load_16::<0>(self.upper[1] + 64 * tile))
-        };
-        self.tables.finish::<ROUNDS, 2>(keys, [xor(self.low, first), xor(self.low, second)])
-    }
 }

@@ -193,11 +193,18 @@ pub const MATRIX_BYTES: u32 = 4096;
 /// 32-bit words of one matrix.
 pub const MATRIX_WORDS: u32 = MATRIX_BYTES / 4;
 
+/// Where the low bit of a thread's count number `i` (0 to 31) of one row stands in the packed word: three counts, 11 bits
+/// apart, are masked together.
+#[inline(always)]
+pub const fn count_bit(i: u32) -> u32 {
+    if i < 30 { 11 * (i % 3) + i / 3 } else { 10 + 11 * (i - 30) }
+}
+
 /// The raw bit of the product that column `n` of a matrix stands for: chosen so that the accumulators of one thread,
 /// low bits packed in order, are one whole raw word.
 #[inline(always)]
 pub const fn column_bit(n: u32) -> u32 {
-    32 * ((n % 8) / 2) + 2 * (n / 8) + n % 2
+    32 * ((n % 8) / 2) + count_bit(2 * (n / 8) + n % 2)
 }
 
 /// Column and rows of word `index` of a matrix in shared memory: `(n, word)`, rows 32 `word` to 32 `word` + 31.

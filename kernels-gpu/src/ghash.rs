@@ -3,11 +3,11 @@
 //! A block of 512 threads takes a **tile** of 1,024 blocks at a time: thread i the blocks i and 512 + i. Four lanes' blocks are one row of a product (see [`data_multiplier`]), so a tile feeds 128 chains, 8 in each warp. A
 //! chain's state is the sum of its blocks, each times the power of H that brings it to the end of the latest tile;
 //! [`Chains`] holds one word of two half chains in each thread, packed from the low bits of the counts. A tile costs 64
-//! funnel shifts a thread and, in shared-memory wavefronts a block of the message, 3 / 8 for its three matrices.
+//! counts to pack a thread and, in shared-memory wavefronts a block of the message, 3 / 8 for its three matrices.
 //!
 //! At the end one more product brings each warpgroup's chains to the end of the tile and adds both halves of a chain
 //! ([`Chains::last`]). The warpgroups' words are then added through shared memory, and what is left, 32 chains, is
-//! brought to the end of the message by their own powers ([`GhashKey::lanes`]), bit by bit ([`total`]).
+//! brought to the end of the message by their own powers ([`GhashKey::lanes`]), bit by bit ([`part`]).
 
 use crate::device::{self, Quad, global, shared, tensor, thread, warp};
 use crate::gf128::{
@@ -20,7 +20,7 @@ pub const THREADS: u32 = 512;
 pub const TILE: u32 = 2 * THREADS;
 
 /// Matrices of a [`GhashKey`].
-pub const MATRICES: u32 = 4 + WARPGROUPS;
+pub const MATRICES: u32 = 4 + WARPGROUPS + 2 * (GROUP as u32 - 1) + 2;
 const WARPGROUPS: u32 = THREADS / 128;
 
 // Which matrix is which.
@@ -29,8 +29,14 @@ const SECOND: u32 = MATRIX_BYTES;
 const STATE: u32 = 2 * MATRIX_BYTES;
 const BEFORE: u32 = 3 * MATRIX_BYTES;
 const LAST: u32 = 4 * MATRIX_BYTES;
+const EARLIER: u32 = LAST + WARPGROUPS * MATRIX_BYTES;
+const GROUP_STATE: u32 = EARLIER + 2 * (GROUP as u32 - 1) * MATRIX_BYTES;
+const GROUP_BEFORE: u32 = GROUP_STATE + MATRIX_BYTES;
 
-/// Chains that [`total`] adds, in words: one warpgroup's.
+/// Tiles that [`GroupedChains`] multiply together.
+pub const GROUP: usize = 2;
+
+/// Chains that [`part`] adds, in words: one warpgroup's.
 pub const LANES: u32 = 128;
 
 /// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key()`].
@@ -38,16 +44,20 @@ pub const LANES: u32 = 128;
 pub struct GhashKey {
     /// In this order: for the first block of each thread (H^512), for the second (1), for the state (H^1024), and for the
     /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(128 (3 - q))).
+    /// For groups of two tiles: for the first and second block of each thread in the tile before the last
+    /// (H^1536 and H^1024); for the state, and for the second block of the tile before (H^2048).
     pub matrices: [[u32; MATRIX_WORDS as usize]; MATRICES as usize],
     /// What the word of a warpgroup's thread j is worth at the end of a message's last block, after the last product:
     /// H^(125 - 4 (j / 4)) x^(32 (j mod 4)).
     pub lanes: [Element; LANES as usize],
 }
 
-/// Bytes that a block copies to shared memory: [`GhashKey::matrices`].
-pub const MATRICES_BYTES: u32 = MATRICES * MATRIX_BYTES;
+/// Bytes that a block copies to shared memory for [`Chains`]: the first of [`GhashKey::matrices`].
+pub const MATRICES_BYTES: u32 = EARLIER;
+/// Bytes that a block copies to shared memory for [`GroupedChains`]: all of them.
+pub const GROUP_MATRICES_BYTES: u32 = MATRICES * MATRIX_BYTES;
 /// Where [`GhashKey::lanes`] begins.
-pub const LANES_OFFSET: u64 = MATRICES_BYTES as u64;
+pub const LANES_OFFSET: u64 = GROUP_MATRICES_BYTES as u64;
 const _: () = assert!(core::mem::offset_of!(GhashKey, lanes) as u64 == LANES_OFFSET);
 
 /// Which block of a tile is `thread`'s first (`slot` 0) or second (1).
@@ -82,6 +92,12 @@ kernel! {
                 SECOND => data_multiplier(h, Element::ONE, word),
                 STATE => state_multiplier(h.power(TILE as u64), word),
                 BEFORE => data_multiplier(h, h.power(TILE as u64), word),
+                GROUP_STATE => state_multiplier(h.power((GROUP as u32 * TILE) as u64), word),
+                GROUP_BEFORE => data_multiplier(h, h.power((GROUP as u32 * TILE) as u64), word),
+                data if data >= EARLIER => {
+                    let (tile, second) = (1 + (block - EARLIER / MATRIX_BYTES) / 2, block % 2);
+                    data_multiplier(h, h.power((TILE * tile + APART * (1 - second)) as u64), word)
+                }
                 last => {
                     let warpgroup = (last - LAST) / MATRIX_BYTES;
                     state_multiplier(h.power((128 * (WARPGROUPS - 1 - warpgroup)) as u64), word)
@@ -112,6 +128,12 @@ pub const GHASH_KEY_GRID: u32 = MATRICES + 1;
 pub struct Matrices(u32);
 
 impl Matrices {
+    /// What loading returned to other threads of the block.
+    #[inline(always)]
+    pub const fn at(address: u32) -> Self {
+        Matrices(address)
+    }
+
     /// Copies a key's matrices to shared memory at `address`. All threads of the block; visible after the next
     /// [`device::sync_threads`].
     ///
@@ -154,11 +176,35 @@ impl Matrices {
         device::fence::proxy_async_shared();
         Matrices(address)
     }
+
+    /// As [`load`](Self::load), for [`GroupedChains`], by the first [`THREADS`] of a block: [`GROUP_MATRICES_BYTES`].
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
+    pub unsafe fn load_group(key: u64, address: u32) -> Self {
+        let mut share = [[0; 4]; GROUP_SHARES];
+        // SAFETY: the caller's.
+        unsafe {
+            for i in 0..GROUP_SHARES {
+                share[i] = global::load_16(key + 16 * (thread::index() + i as u32 * THREADS) as u64);
+            }
+            for i in 0..GROUP_SHARES {
+                shared::store_16::<0>(address + 16 * (thread::index() + i as u32 * THREADS), share[i]);
+            }
+        }
+        device::fence::proxy_async_shared();
+        Matrices(address)
+    }
 }
 
 /// Quads of the matrices that each thread copies.
 const SHARES: usize = (MATRICES_BYTES / (16 * THREADS)) as usize;
 const _: () = assert!(MATRICES_BYTES.is_multiple_of(16 * THREADS));
+const _: () = assert!((EARLIER / MATRIX_BYTES).is_multiple_of(2));
+const GROUP_SHARES: usize = (GROUP_MATRICES_BYTES / (16 * THREADS)) as usize;
+const _: () = assert!(GROUP_MATRICES_BYTES.is_multiple_of(16 * THREADS));
 
 /// One thread's share of 128 chains.
 pub struct Chains {
@@ -191,7 +237,7 @@ impl Chains {
         }
         tensor::commit();
         tensor::wait(&mut counts, &[self.state, blocks[0], blocks[1]]);
-        let [low, high] = tensor::pack(&counts, [self.state[0], self.state[1]]);
+        let [low, high] = tensor::pack(&counts);
         self.state = [low, high, 0, 0];
         self.state_matrix = STATE;
     }
@@ -204,7 +250,7 @@ impl Chains {
         self.state[0] ^= if last < 4 { word } else { 0 };
     }
 
-    /// This thread's word for [`total`]: brings the chains of its warpgroup to the end of the last tile, both halves of
+    /// This thread's word for [`part`]: brings the chains of its warpgroup to the end of the last tile, both halves of
     /// each together. After the last [`Self::take`].
     ///
     /// # Safety
@@ -222,7 +268,68 @@ impl Chains {
         }
         tensor::commit();
         tensor::wait(&mut counts, &[state]);
-        tensor::pack(&counts, [self.state[0], self.state[1]])[0]
+        tensor::pack(&counts)[0]
+    }
+}
+
+/// [`Chains`] that keep a tile's blocks in registers and multiply two tiles together: half the feedback, packing and
+/// waiting. Keeping the blocks takes 8 registers while AES runs, where counts that grow from tile to tile would take 64.
+///
+/// A message's last group ends with its last tile. In its first, what is missing is zero.
+pub struct GroupedChains {
+    /// The latest tile's blocks.
+    earlier: [Quad; 2],
+    /// As in [`Chains`].
+    state: Quad,
+    state_matrix: u32,
+}
+
+impl GroupedChains {
+    /// Chains for a message of `tiles` tiles, of one block a thread: the second of the tile before the first.
+    #[inline(always)]
+    pub const fn new(before: Quad, tiles: u32) -> Self {
+        let (state, earlier) =
+            if tiles.is_multiple_of(GROUP as u32) { (before, [0; 4]) } else { ([0; 4], before) };
+        GroupedChains { earlier: [[0; 4], earlier], state, state_matrix: GROUP_BEFORE }
+    }
+
+    /// Takes the tile after which `left` follow: this thread's two blocks of it.
+    ///
+    /// # Safety
+    /// As [`Chains::take`]; `left` is the same in all threads.
+    #[inline(always)]
+    pub unsafe fn take(&mut self, blocks: [Quad; 2], left: u32, matrices: Matrices) {
+        let [a, b] = self.earlier;
+        if left.is_multiple_of(GROUP as u32) {
+            let mut counts = tensor::Counts::zero();
+            tensor::fence();
+            // SAFETY: the caller's; the matrices are written.
+            unsafe {
+                tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
+                tensor::multiply::<true>(&mut counts, &a, matrices.0 + EARLIER);
+                tensor::multiply::<true>(&mut counts, &b, matrices.0 + EARLIER + MATRIX_BYTES);
+                tensor::multiply::<true>(&mut counts, &blocks[0], matrices.0 + FIRST);
+                tensor::multiply::<true>(&mut counts, &blocks[1], matrices.0 + SECOND);
+            }
+            tensor::commit();
+            tensor::wait(&mut counts, &[self.state, a, b, blocks[0], blocks[1]]);
+            let [low, high] = tensor::pack(&counts);
+            self.state = [low, high, 0, 0];
+            self.state_matrix = GROUP_STATE;
+        }
+        self.earlier = blocks;
+    }
+
+    /// [`Chains::add_last`] and [`Chains::last`].
+    ///
+    /// # Safety
+    /// As [`Chains::take`].
+    #[inline(always)]
+    pub unsafe fn last(&self, lengths: Quad, matrices: Matrices) -> u32 {
+        let mut chains = Chains { state: self.state, state_matrix: STATE };
+        chains.add_last(lengths);
+        // SAFETY: the caller's.
+        unsafe { chains.last(matrices) }
     }
 }
 
@@ -248,38 +355,14 @@ pub unsafe fn load_lanes(key: u64, address: u32) {
 /// Bytes of [`GhashKey::lanes`].
 pub const LANES_BYTES: u32 = 16 * LANES;
 
-/// Bytes for the words of all threads that [`total`] adds: [`Chains::last`] of thread i at 4 i.
+/// Bytes for the words of all threads that [`part`] adds: [`Chains::last`] of thread i at 4 i.
 pub const LAST_BYTES: u32 = 4 * THREADS;
 
-/// GHASH, by one warp: the sum over the warp of what this returns, from the words at `words` and the lanes at `lanes`.
+/// A fourth of GHASH, from the words at `words` and the lanes at `lanes`: what this returns for `part` 0, 1, 2 and 3, by a
+/// warp each, adds up to it over all lanes.
 ///
 /// # Safety
-/// Both are in shared memory, stored before a barrier.
-#[inline(always)]
-pub unsafe fn total(words: u32, lanes: u32) -> Element {
-    // SAFETY: the caller's.
-    let [(word0, weight0), (word1, weight1), (word2, weight2), (word3, weight3)] = unsafe {
-        [chain(words, lanes, 0), chain(words, lanes, 1), chain(words, lanes, 2), chain(words, lanes, 3)]
-    };
-    // Horner's rule from x^31 down: one multiplication by x serves four chains.
-    let mut sum = Element::ZERO;
-    let mut bit = 0;
-    while bit < 32 {
-        sum = sum.times_x();
-        sum ^= weight0.where_bit(word0, bit);
-        sum ^= weight1.where_bit(word1, bit);
-        sum ^= weight2.where_bit(word2, bit);
-        sum ^= weight3.where_bit(word3, bit);
-        bit += 1;
-    }
-    sum
-}
-
-/// A fourth of [`total`]: the sum of `part` 0, 1, 2 and 3, by a warp each, is the total. Quicker where several warps have
-/// nothing else to do.
-///
-/// # Safety
-/// As [`total`].
+/// Words and lanes are in shared memory, stored before a barrier.
 #[inline(always)]
 pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
     // SAFETY: the caller's.
@@ -297,7 +380,7 @@ pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
 /// This lane's word of the chains of warp `warp` of all warpgroups, the coefficient of x^31 lowest, and its weight.
 ///
 /// # Safety
-/// As [`total`].
+/// As [`part`].
 #[inline(always)]
 unsafe fn chain(words: u32, lanes: u32, warp: u32) -> (u32, Element) {
     let words = words + 128 * warp + 4 * thread::lane();
@@ -314,7 +397,7 @@ unsafe fn chain(words: u32, lanes: u32, warp: u32) -> (u32, Element) {
 
 /// Word `i` (0 to 3) of a quad held in registers.
 #[inline(always)]
-fn select(quad: Quad, i: u32) -> u32 {
+pub fn select(quad: Quad, i: u32) -> u32 {
     let low = if i & 1 == 0 { quad[0] } else { quad[1] };
     let high = if i & 1 == 0 { quad[2] } else { quad[3] };
     if i & 2 == 0 { low } else { high }

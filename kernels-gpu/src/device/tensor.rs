@@ -24,6 +24,9 @@ use super::Quad;
 /// One thread's share of a warpgroup's 64 x 128 counts.
 pub struct Counts([u32; 64]);
 
+/// What counts must stay below to be packed: eight products of 256 bits are too many.
+pub const COUNT_END: u32 = 2048;
+
 impl Counts {
     /// All zero.
     #[inline(always)]

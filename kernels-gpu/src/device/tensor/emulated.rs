@@ -1,8 +1,8 @@
 //! The warpgroup products on the CPU, from the real fragments and the real layout in shared memory.
 
-use super::{Counts, Quad};
+use super::{COUNT_END, Counts, Quad};
 use crate::device::emulated::{Order, Scope, collective, load_async};
-use crate::gf128::{MATRIX_WORDS, matrix_word_place};
+use crate::gf128::{MATRIX_WORDS, count_bit, matrix_word_place};
 
 /// See the GPU's.
 #[track_caller]
@@ -61,10 +61,11 @@ pub fn wait<const N: usize>(_: &mut Counts, _: &[Quad; N]) {
 }
 
 /// See the GPU's.
-pub fn pack(counts: &Counts, _seed: [u32; 2]) -> [u32; 2] {
+pub fn pack(counts: &Counts) -> [u32; 2] {
     let mut rows = [0; 2];
     for (i, &count) in counts.0.iter().enumerate() {
-        rows[i / 2 % 2] |= (count & 1) << (i / 4 * 2 + i % 2);
+        assert!(count < COUNT_END, "a count of {count}");
+        rows[i / 2 % 2] |= (count & 1) << count_bit(i as u32 / 4 * 2 + i as u32 % 2);
     }
     rows
 }

@@ -102,30 +102,46 @@ pub fn wait<const N: usize>(counts: &mut Counts, operands: &[Quad; N]) {
     }
 }
 
-/// The low bits of the counts: of row g in the first word, of row g + 8 in the second, column by column. With columns
-/// in the order of [`column_bit`](crate::gf128::column_bit) that is raw word t of each row's product, which is an A
-/// operand again.
+/// `a + b * factor`, by the multiplier's pipe: a shift or a logical operation would load the one that AES keeps busy.
+/// Volatile, as ptxas was seen to reorder what is purer across the wait.
 #[inline(always)]
-pub fn pack(counts: &Counts, seed: [u32; 2]) -> [u32; 2] {
-    let [mut low, mut high] = seed;
+fn multiply_add(a: u32, b: u32, factor: u32) -> u32 {
+    let sum;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("mad.lo.u32 {0}, {1}, {2}, {3};", out(reg32) sum, in(reg32) b, in(reg32) factor, in(reg32) a,
+            options(nostack))
+    };
+    sum
+}
+
+/// The low bits of the counts, all below [`COUNT_END`](super::COUNT_END): of row g in the first word, of row g + 8 in the
+/// second, in the order of [`count_bit`](crate::gf128::count_bit). With columns in the order of
+/// [`column_bit`](crate::gf128::column_bit) that is raw word t of each row's product, which is an A operand again.
+#[inline(always)]
+pub fn pack(counts: &Counts) -> [u32; 2] {
+    const SECOND: u32 = 1 << 11;
+    const THIRD: u32 = 1 << 22;
     let d = &counts.0;
-    let mut i = 0;
-    while i < 64 {
-        // One funnel shift a count, volatile and seeded with the old value: ptxas was seen to reorder anything purer
-        // across the wait.
-        // SAFETY: arithmetic.
-        unsafe {
-            asm!(
-                "shf.r.wrap.b32 {0}, {0}, {2}, 1;",
-                "shf.r.wrap.b32 {0}, {0}, {3}, 1;",
-                "shf.r.wrap.b32 {1}, {1}, {4}, 1;",
-                "shf.r.wrap.b32 {1}, {1}, {5}, 1;",
-                inout(reg32) low, inout(reg32) high,
-                in(reg32) d[i], in(reg32) d[i + 1], in(reg32) d[i + 2], in(reg32) d[i + 3],
-                options(nostack)
-            );
-        }
-        i += 4;
+    let mut low = (multiply_add(d[60], d[61], SECOND) & (1 | SECOND)) << 10;
+    let mut high = (multiply_add(d[62], d[63], SECOND) & (1 | SECOND)) << 10;
+    // Written out: a loop would index the counts at run time, from local memory.
+    macro_rules! threes {
+        ($($k:literal)*) => {
+            $(
+                low = three::<{ 3 * $k }, 0>(low, d);
+                high = three::<{ 3 * $k }, 2>(high, d);
+            )*
+        };
     }
+    /// Adds the low bits of counts `I` to `I` + 2 of a row to its word.
+    #[inline(always)]
+    fn three<const I: usize, const ROW: usize>(word: u32, d: &[u32; 64]) -> u32 {
+        let at = |i: usize| 4 * (i / 2) + ROW + i % 2;
+        let two = multiply_add(d[at(I)], d[at(I + 1)], SECOND);
+        let three = multiply_add(two, d[at(I + 2)], THIRD) & (1 | SECOND | THIRD);
+        multiply_add(word, three, 1 << (I / 3))
+    }
+    threes!(0 1 2 3 4 5 6 7 8 9);
     [low, high]
 }
