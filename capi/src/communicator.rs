@@ -199,8 +199,7 @@ pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpA
         // SAFETY: the caller says that it is this structure; its fields allow any bits.
         all = *unsafe { argument::reference("options", given)? };
     }
-    let mut options = Options::default();
-    options.crypto = match all.protection {
+    let crypto = match all.protection {
         0 => Crypto::Gcm(KeyLength::Aes256),
         1 => Crypto::Gcm(KeyLength::Aes128),
         2 => Crypto::None,
@@ -208,13 +207,14 @@ pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpA
             return Err(Failure::argument(format!("{other} is no protection (enum ringseal_protection)")));
         }
     };
-    options.algorithm = match all.schedule {
+    let algorithm = match all.schedule {
         0 | 1 => Algorithm::RelayRing,
         2 => Algorithm::Ring,
         3 => Algorithm::Direct,
         4 => Algorithm::Tree,
         other => return Err(Failure::argument(format!("{other} is no schedule (enum ringseal_schedule)"))),
     };
+    let mut options = Options { crypto, algorithm, ..Options::default() };
     // SAFETY: the caller's contract.
     let (backend, host) = unsafe {
         (argument::text("options->backend", all.backend)?, argument::text("options->host", all.host)?)
