@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "OP", value_parser = parse_op, default_value = "sum")]
     op: ReduceOp,
     /// Algorithm: ring (every hop opens and seals), relay (a ring that forwards finished chunks as their owners
-    /// sealed them), direct (two hops), tree, or auto (direct when small, otherwise relay).
+    /// sealed them), direct (two hops), tree, or auto (direct when small, otherwise relay; on GPUs ring).
     #[arg(long, value_name = "NAME", value_parser = Choice::parse, default_value = "auto")]
     algo: Choice,
     /// How what leaves a rank is protected.
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     /// Bytes sealed as one message [default: 64K].
     #[arg(long, value_name = "BYTES")]
     record: Option<ByteSize>,
-    /// Where the ranks are: cuda puts one on each GPU in turn, auto and cpu run them on the CPU.
+    /// Where the ranks are: cuda puts one on each GPU in turn, cpu all on the CPU; auto takes GPUs that can do it.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
     #[command(flatten)]

@@ -150,8 +150,7 @@ impl GpuRank {
         let longest = longest_chunk(options.max_bytes, ranks);
         let messages = messages(ranks) as u64;
         let inbox_half = messages * longest.next_multiple_of(256) as u64;
-        let records = records_of(longest, record_bytes(options, longest, blocks)).max(blocks as usize);
-        let signals_half = messages * records as u64;
+        let signals_half = messages * most_records(options, longest, blocks) as u64;
         let stream = Stream::new(device)?;
         let shared_zeros = |bytes: u64| {
             let mut buffer = DeviceBuffer::shareable(device, bytes as usize)?;
@@ -498,8 +497,21 @@ fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
 /// The record length when none is asked for; the cost model needs it too.
 pub(crate) fn chosen_record_bytes(chunk: usize, blocks: u32) -> usize {
     let share = chunk.div_ceil(blocks as usize);
-    let rounds = share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 });
-    share.div_ceil(rounds).next_multiple_of(256).max(SHORTEST_RECORD)
+    share.div_ceil(rounds(share)).next_multiple_of(256).max(SHORTEST_RECORD)
+}
+
+/// Records of a block of which each chunk gives it `share` bytes.
+fn rounds(share: usize) -> usize {
+    share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 })
+}
+
+/// What [`records_of`] comes to at most for chunks of up to this length: a shorter one may have more than this one, whose
+/// records are rounded up further.
+fn most_records(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
+    match options.record_bytes {
+        Some(bytes) => records_of(chunk, bytes),
+        None => blocks as usize * rounds(chunk.div_ceil(blocks as usize)),
+    }
 }
 
 fn records_of(chunk: usize, record_bytes: usize) -> usize {
@@ -515,4 +527,24 @@ fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
 fn bytes_of_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: called with `RankState`, which has no padding and no invalid bit patterns.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_shorter_chunk_has_more_records_than_there_is_room_for() {
+        let longest = 5 << 20;
+        for record_bytes in [None, Some(4096), Some(16)] {
+            let options = GpuOptions { record_bytes, ..GpuOptions::default() };
+            for blocks in [1, 3, 16, 132] {
+                let room = most_records(&options, longest, blocks);
+                for chunk in (1..longest).step_by(1009) {
+                    let records = records_of(chunk, super::record_bytes(&options, chunk, blocks));
+                    assert!(records <= room, "{chunk} bytes, {blocks} blocks: {records} records");
+                }
+            }
+        }
+    }
 }

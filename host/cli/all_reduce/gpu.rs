@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::membership::Membership;
+use ringseal::collective::Crypto;
 use ringseal::cuda::{
     Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, RankBuffers, SeedGroup, SeedOptions, Stream,
 };
@@ -23,6 +24,20 @@ pub(super) enum GroupOptions {
     Fused(GpuOptions),
     /// A launch for every operation.
     Seed(SeedOptions),
+}
+
+/// The same, if there are GPUs and each can do what is asked: AES-GCM takes compute capability 9.0, and every rank at least
+/// one multiprocessor.
+pub(super) fn fit(ranks: usize, crypto: Crypto) -> Option<Vec<Device>> {
+    let devices = devices(ranks).ok()?;
+    let suits = |device: &Device| -> Result<bool> {
+        let sharing = devices.iter().filter(|other| other.ordinal() == device.ordinal()).count();
+        let capability = device.compute_capability()?;
+        let target = ptx::for_compute_capability(capability.major, capability.minor);
+        Ok((target == Some(ptx::Target::Sm90a) || target.is_some() && crypto == Crypto::None)
+            && device.multiprocessors()? as usize >= sharing)
+    };
+    devices.iter().all(|device| suits(device).unwrap_or(false)).then_some(devices)
 }
 
 /// The ranks, with room for their vectors on the GPUs.

@@ -23,6 +23,8 @@ const MAX_RANKS: usize = 256;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Up to this many bytes of a rank, `auto` goes direct: two hops instead of 2(n-1).
 const DIRECT_BYTES: usize = 64 << 10;
+/// What `auto` does on GPUs, whatever the size. The relay ring saves operations, but was not measured there yet.
+const GPU_ALGORITHM: Algorithm = Algorithm::Ring;
 
 /// Which algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,15 @@ impl Choice {
             ("auto", _) => Ok(Self::Auto),
             (_, Some(&algorithm)) => Ok(Self::Always(algorithm)),
             _ => Err(format!("choose one of auto, {}", Algorithm::ALL.map(Algorithm::name).join(", "))),
+        }
+    }
+
+    /// What GPUs would do, if they can.
+    fn on_gpu(self) -> Option<Algorithm> {
+        match self {
+            Self::Auto => Some(GPU_ALGORITHM),
+            Self::Always(algorithm @ (Algorithm::Ring | Algorithm::RelayRing)) => Some(algorithm),
+            Self::Always(Algorithm::Direct | Algorithm::Tree) => None,
         }
     }
 
@@ -112,14 +123,18 @@ impl Setup {
         if ranks > MAX_RANKS && membership.is_none() {
             return Err(Failure::Input(format!("--ranks {ranks}: at most {MAX_RANKS} run in one process")));
         }
-        let home = match backend {
-            BackendName::Cuda => {
-                let devices = gpu::devices(ranks)?;
+        let found = match backend {
+            BackendName::Cuda => Some(gpu::devices(ranks)?),
+            BackendName::Auto if choice.on_gpu().is_some() => gpu::fit(ranks, crypto),
+            _ => None,
+        };
+        let home = match (found, backend) {
+            (Some(devices), _) => {
                 let own = membership.as_ref().map_or(0..ranks, |member| member.rank..member.rank + 1);
                 Home::Gpus(devices[own].to_vec())
             }
-            BackendName::Auto => Home::Process(BackendName::Cpu.open()?),
-            named => Home::Process(named.open()?),
+            (None, BackendName::Auto) => Home::Process(BackendName::Cpu.open()?),
+            (None, named) => Home::Process(named.open()?),
         };
         if let Home::Process(backend) = &home
             && crypto != Crypto::None
@@ -166,7 +181,7 @@ impl Setup {
             }
         };
         let algorithm = match choice {
-            Choice::Auto if home.ends_with("cuda") => Algorithm::Ring.name().into(),
+            Choice::Auto if home.ends_with("cuda") => self.gpu_algorithm().name().into(),
             Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
             Choice::Always(algorithm) => algorithm.name().into(),
         };
@@ -210,7 +225,7 @@ impl Setup {
 
     fn gpu_algorithm(&self) -> Algorithm {
         match self.choice {
-            Choice::Auto => Algorithm::Ring,
+            Choice::Auto => GPU_ALGORITHM,
             Choice::Always(algorithm) => algorithm,
         }
     }
@@ -414,6 +429,8 @@ mod tests {
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES), Algorithm::Direct);
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES + 1), Algorithm::RelayRing);
         assert_eq!(Choice::Always(Algorithm::Tree).algorithm(1), Algorithm::Tree);
+        assert_eq!(Choice::Always(Algorithm::Tree).on_gpu(), None);
+        assert_eq!(Choice::Auto.on_gpu(), Some(GPU_ALGORITHM));
     }
 
     #[test]
