@@ -124,7 +124,8 @@ Security cost = T(method) - T(plain). Reduction = 1 - cost(best of ringseal) / c
 ";
 
 const MEASURED: &str = "Milliseconds of one iteration's all-reduces, f32, DDP's default cap, back to back; median of 3. \
-                        Launches of all ranks come from one thread, which is what seed's small messages wait for.";
+                        Launches of all ranks come from one thread, which is what seed's small messages wait for; \
+                        among 8 ranks its buckets of 25 MiB do too, so that its cost there is partly that thread's.";
 
 const MODEL: &str = "The equations are in the documentation of `study::model`. Schedules are played record by record: a rank's \
                      block works on a record once it is done with the one before and once the record has arrived; links \
