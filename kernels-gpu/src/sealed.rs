@@ -9,7 +9,7 @@
 //! byte, 8.8 load and store, 12 for the matrices; a record costs 32 look-ups a thread and a tag on top.
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
-use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
     self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes, warp_sum,
 };
@@ -62,8 +62,10 @@ const PARTS_BYTES: u32 = 4 * 16;
 const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
 const TAGS_BYTES: u32 = MASKS + 2 * 16;
 const VERDICT: u32 = TAGS + 2 * TAGS_BYTES;
+/// Of each warp, the additional data of the record that it opens and of the one that it seals.
+const ASSOCIATED: u32 = VERDICT + 16;
 /// Dynamic shared memory of the sealed kernels.
-pub const SEALED_SHARED: u32 = VERDICT + 16 - SHARED_BASE;
+pub const SEALED_SHARED: u32 = ASSOCIATED + THREADS / 32 * 2 * AAD_BYTES - SHARED_BASE;
 
 /// Records sealed by AES-GCM (NIST SP 800-38D).
 #[derive(Clone, Copy)]
@@ -116,20 +118,45 @@ const fn lengths(bytes: u32) -> Quad {
     [0, (8 * AAD_BYTES).swap_bytes(), 0, (8 * bytes).swap_bytes()]
 }
 
-/// The additional data's block that lies `at` (negative) blocks before the text; zero if there is none.
+/// Stores this warp's own copy of a record's additional data at `place`, so that no barrier and no registers are needed.
+///
+/// # Safety
+/// The place is this warp's.
 #[inline(always)]
-fn associated_data(header: &Header, at: i32) -> Quad {
+unsafe fn store_associated_data(header: &Header, place: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        if thread::lane() == 0 {
+            shared::store_16::<0>(place, header.associated_data(0));
+            shared::store_16::<16>(place, header.associated_data(1));
+            shared::store_16::<32>(place, header.associated_data(2));
+        }
+    }
+    warp::sync();
+}
+
+/// The additional data's block that lies `at` (negative) blocks before the text; zero if there is none.
+///
+/// # Safety
+/// They are stored at `place` by [`store_associated_data`].
+#[inline(always)]
+unsafe fn associated_data(place: u32, at: i32) -> Quad {
     let index = (at + AAD_BLOCKS as i32) as u32;
-    if index < AAD_BLOCKS { header.associated_data(index) } else { [0; 4] }
+    // SAFETY: the caller's.
+    if index < AAD_BLOCKS { unsafe { shared::load_16::<0>(place + 16 * index) } } else { [0; 4] }
 }
 
 /// `blocks` with the additional data in the place of what lies before the text.
+///
+/// # Safety
+/// As [`associated_data`].
 #[inline(always)]
-fn with_associated_data(header: &Header, at: i32, blocks: [Quad; 2]) -> [Quad; 2] {
+unsafe fn with_associated_data(place: u32, at: i32, blocks: [Quad; 2]) -> [Quad; 2] {
     if at >= 0 {
         return blocks;
     }
-    let choose = |at: i32, block: Quad| if at < 0 { associated_data(header, at) } else { block };
+    // SAFETY: the caller's.
+    let choose = |at: i32, block: Quad| if at < 0 { unsafe { associated_data(place, at) } } else { block };
     [choose(at, blocks[0]), choose(at + APART, blocks[1])]
 }
 
@@ -259,6 +286,14 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
             stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
         }
 
+        let aad_in = ASSOCIATED + thread::warp() * 2 * AAD_BYTES;
+        let aad_out = aad_in + AAD_BYTES;
+        // SAFETY: this warp's places, whose last use lies before the latest barrier.
+        unsafe {
+            store_associated_data(&header_in, aad_in);
+            store_associated_data(&header, aad_out);
+        }
+
         // All that does not need the record is done by now.
         if !arrived() {
             return None;
@@ -271,39 +306,62 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
             // SAFETY: all threads of the block come here alike.
             unsafe {
                 if opens {
-                    chains_in.take([[0; 4], associated_data(&header_in, before)], self.predecessor_matrices);
+                    chains_in.take([[0; 4], associated_data(aad_in, before)], self.predecessor_matrices);
                 }
                 if seals {
-                    chains_out.take([[0; 4], associated_data(&header, before)], self.own_matrices);
+                    chains_out.take([[0; 4], associated_data(aad_out, before)], self.own_matrices);
                 }
             }
         }
         let aligned = (record.input | record.output).is_multiple_of(16);
+        // Whether a tile is all text, in whole quads.
+        let whole = |tile: u32| {
+            aligned
+                && tile * TILE >= pad
+                && (tile + 1 < tiles || tile + 1 == tiles && bytes.is_multiple_of(16))
+        };
+        // Where the record lies, in quads from addresses that are parameters: four addresses would be eight registers.
+        let ring = &params.ring;
+        let vector_quads = ((record.input - ring.input) / 16) as u32;
+        let inbox_quads = ((record.inbox - ring.inbox) / 16) as u32;
+        let outbox_quads = ((record.outbox - ring.outbox) / 16) as u32;
+        let input = || ring.input + 16 * bits::opaque(vector_quads) as u64;
+        let output = || ring.output + 16 * bits::opaque(vector_quads) as u64;
+        let inbox = || ring.inbox + 16 * bits::opaque(inbox_quads) as u64;
+        let outbox = || ring.outbox + 16 * bits::opaque(outbox_quads) as u64;
+        // What a tile begins with: of the received record, else of the vector.
+        // SAFETY: places in the record, or none.
+        let load = |at: i32, whole: bool| unsafe {
+            match opens {
+                true => load_received(inbox(), [at, at + APART], bytes, whole),
+                false => load_local(input(), [at, at + APART], bytes, whole),
+            }
+        };
         let mut tile = 0;
+        let mut next = load(first, whole(0));
         while tile < tiles {
             let at = first + (tile * TILE) as i32;
             let places = [at, at + APART];
             // Whether this warp has any of the text.
             let busy = warp::ballot(places[1] >= 0) != 0;
-            // Whether the tile is all text, in whole quads.
-            let whole = aligned && tile * TILE >= pad && (tile + 1 < tiles || bytes.is_multiple_of(16));
-            let mut values;
+            let whole_tile = whole(tile);
+            let mut values = next;
             if opens {
-                // SAFETY: places in the record, or none.
-                let received = unsafe { load_received(record.inbox, places, bytes, whole) };
-                let text = if whole { received } else { with_associated_data(&header_in, at, received) };
-                // Before the key stream, which leaves no registers for the counts.
-                // SAFETY: all threads of the block run this loop alike.
-                unsafe { chains_in.take(text, self.predecessor_matrices) };
+                let received = values;
                 let mut local = [[0; 4]; 2];
-                // SAFETY: places in the record, or none.
+                if actions & REDUCE != 0 {
+                    // SAFETY: places in the record, or none.
+                    local = unsafe { load_local(input(), places, bytes, whole_tile) };
+                }
+                // Before the key stream, which leaves no registers for the counts.
+                // SAFETY: all threads of the block run this loop alike; the additional data are stored.
                 unsafe {
-                    if actions & REDUCE != 0 {
-                        local = load_local(record.input, places, bytes, whole);
-                    }
-                    if actions & FORWARD != 0 {
-                        store_sent(record.outbox, places, bytes, whole, received);
-                    }
+                    let text = if whole_tile { received } else { with_associated_data(aad_in, at, received) };
+                    chains_in.take(text, self.predecessor_matrices);
+                }
+                if actions & FORWARD != 0 {
+                    // SAFETY: places in the record, or none.
+                    unsafe { store_sent(outbox(), places, bytes, whole_tile, received) };
                 }
                 let mut key_stream = [[0; 4]; 2];
                 if busy {
@@ -317,16 +375,14 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                         reduced::<COMMON>(block, values[1], local[1]),
                     ];
                 }
-            } else {
-                // SAFETY: places in the record, or none.
-                values = unsafe { load_local(record.input, places, bytes, whole) };
             }
+            next = load(at + TILE as i32, whole(tile + 1));
             if actions & FINISH != 0 {
                 values = [finished::<COMMON>(block, values[0]), finished::<COMMON>(block, values[1])];
             }
             if actions & STORE != 0 {
                 // SAFETY: as above.
-                unsafe { store_local(record.output, places, bytes, whole, values) };
+                unsafe { store_local(output(), places, bytes, whole_tile, values) };
             }
             if seals {
                 let mut key_stream = [[0; 4]; 2];
@@ -334,13 +390,13 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                     key_stream = stream_out.key_stream(tables, own, at);
                 }
                 let mut sent = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
-                if !whole {
+                if !whole_tile {
                     sent = [inside(sent[0], places[0], bytes), inside(sent[1], places[1], bytes)];
                 }
                 // SAFETY: as above.
                 unsafe {
-                    store_sent(record.outbox, places, bytes, whole, sent);
-                    let text = if whole { sent } else { with_associated_data(&header, at, sent) };
+                    store_sent(outbox(), places, bytes, whole_tile, sent);
+                    let text = if whole_tile { sent } else { with_associated_data(aad_out, at, sent) };
                     chains_out.take(text, self.own_matrices);
                 }
             }

@@ -420,6 +420,14 @@ pub mod global {
 pub mod bits {
     use core::arch::asm;
 
+    /// `value`, of which the compiler knows nothing: what a loop computes from it is not kept in registers across it.
+    #[inline(always)]
+    pub fn opaque(mut value: u32) -> u32 {
+        // SAFETY: no instruction. Volatile, or it would be moved out of the loop.
+        unsafe { asm!("// {}", inout(reg32) value, options(nostack)) };
+        value
+    }
+
     /// Four bytes chosen from `low` (0 to 3) and `high` (4 to 7): nibble i of `SELECTOR` names byte i of the result.
     #[inline(always)]
     pub fn permute_bytes<const SELECTOR: u32>(low: u32, high: u32) -> u32 {

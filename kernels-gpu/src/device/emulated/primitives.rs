@@ -333,6 +333,12 @@ pub mod global {
 
 /// Byte and bit instructions.
 pub mod bits {
+    /// `value`. On a GPU the compiler knows nothing of it, so that what a loop computes from it is not kept across it.
+    #[inline(always)]
+    pub fn opaque(value: u32) -> u32 {
+        value
+    }
+
     /// Four bytes chosen from `low` (0 to 3) and `high` (4 to 7): nibble i of `SELECTOR` names byte i of the result.
     #[inline(always)]
     pub fn permute_bytes<const SELECTOR: u32>(low: u32, high: u32) -> u32 {
