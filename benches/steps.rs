@@ -31,13 +31,14 @@ struct Pattern {
     actions: u32,
 }
 
-const PATTERNS: [Pattern; 6] = [
+const PATTERNS: [Pattern; 7] = [
     Pattern { name: "seal, send", actions: SEND },
     Pattern { name: "open, store, forward", actions: RECEIVE | STORE | SEND | FORWARD },
     Pattern { name: "open, reduce, seal", actions: RECEIVE | REDUCE | SEND },
     Pattern { name: "open, reduce, store, seal", actions: RECEIVE | REDUCE | FINISH | STORE | SEND },
     Pattern { name: "open, store, seal", actions: RECEIVE | STORE | SEND },
     Pattern { name: "open, store", actions: RECEIVE | STORE },
+    Pattern { name: "open, reduce, store", actions: RECEIVE | REDUCE | FINISH | STORE },
 ];
 
 fn main() {
