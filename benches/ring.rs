@@ -1,5 +1,5 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
-//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
+//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay | --exchange] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
 //! [--json FILE]`.
 //!
 //! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20.
@@ -57,6 +57,7 @@ fn arguments() -> Arguments {
             "--sm" => parsed.sm_budget = Some(value().parse().expect("a number")),
             "--record" => parsed.record_bytes = Some(value().parse().expect("a number")),
             "--relay" => parsed.algorithm = Algorithm::RelayRing,
+            "--exchange" => parsed.algorithm = Algorithm::Exchange,
             "--aes128" => parsed.crypto = Crypto::Gcm(KeyLength::Aes128),
             "--aes256" => parsed.crypto = Crypto::Gcm(KeyLength::Aes256),
             "--bf16" => parsed.dtype = Dtype::Bf16,

@@ -8,12 +8,13 @@ use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
-use ringseal_kernels::step::{self, Step, ring_all_reduce};
+use ringseal_kernels::step::{self, Step, exchange, ring_all_reduce};
 use zeroize::Zeroize;
 
 use super::ring_keys::RankKeys;
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Root, Terms, VERSION};
+use crate::collective::schedule::chunks;
 use crate::collective::{Algorithm, Bootstrap, Collective, agree};
 use crate::{Dtype, Error, ReduceOp, Result};
 
@@ -21,7 +22,7 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// fence; a block works on one while its successor works on the one before.
 const LONGEST_RECORD: usize = 256 << 10;
 /// A block's share of a chunk that is worth two records, so that the block works on one while the other is under way.
-const WORTH_TWO: usize = 32 << 10;
+const WORTH_TWO: usize = 128 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
 const SHORTEST_RECORD: usize = 4 << 10;
 
@@ -108,6 +109,11 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     let relays = match options.algorithm {
         Algorithm::Ring => false,
         Algorithm::RelayRing => true,
+        Algorithm::Exchange if ranks <= 2 => false,
+        Algorithm::Exchange => {
+            let what = "the exchange of more than two ranks".into();
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
         Algorithm::Direct | Algorithm::Tree => {
             let what = format!("the {} algorithm", options.algorithm.name());
             return Err(Error::Unsupported { backend: "cuda", what });
@@ -147,8 +153,8 @@ impl GpuRank {
             Crypto::Gcm(KeyLength::Aes128) => ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED),
             Crypto::Gcm(KeyLength::Aes256) => ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED),
         };
-        let longest = longest_chunk(options.max_bytes, ranks);
-        let messages = messages(ranks) as u64;
+        let longest = longest_chunk(options.max_bytes, options.algorithm, ranks);
+        let messages = messages(options.algorithm, ranks) as u64;
         let inbox_half = messages * longest.next_multiple_of(256) as u64;
         let signals_half = messages * most_records(options, longest, blocks) as u64;
         let stream = Stream::new(device)?;
@@ -262,7 +268,7 @@ impl GpuRank {
                 ))
             })?;
         self.prepare_steps(bytes)?;
-        let chunk = longest_chunk(bytes, self.ranks);
+        let chunk = longest_chunk(bytes, self.options.algorithm, self.ranks);
         let record_bytes = record_bytes(&self.options, chunk, self.blocks);
         Ok(Shape { count, bytes, chunk, record_bytes, records: records_of(chunk, record_bytes) })
     }
@@ -273,10 +279,13 @@ impl GpuRank {
             return Ok(());
         }
         let (rank, ranks) = (self.rank as u32, self.ranks as u32);
-        let relay = self.options.algorithm == Algorithm::RelayRing;
+        let algorithm = self.options.algorithm;
         let chunk = |index: u32| step::chunk(index, ranks, bytes as u64);
-        let table: Vec<Step> = (0..steps_of(self.ranks) as u32)
-            .map(|index| ring_all_reduce(rank, ranks, index, relay, chunk))
+        let table: Vec<Step> = (0..messages(algorithm, self.ranks) as u32 + 1)
+            .map(|index| match algorithm {
+                Algorithm::Exchange if ranks > 1 => exchange(rank, index, bytes as u64),
+                _ => ring_all_reduce(rank, ranks, index, algorithm == Algorithm::RelayRing, chunk),
+            })
             .filter(|_| bytes != 0)
             .collect();
         let buffer = DeviceBuffer::from_host(bytes_of(&table), &self.stream)?;
@@ -304,7 +313,8 @@ impl GpuRank {
         let Shape { count, bytes, chunk, record_bytes, records } = shape;
         let reduction = reduction(dtype as u32, op as u32);
         // A rank seals a chunk in each of its messages, and each record takes a tag's mask beside its blocks.
-        let calls = messages(self.ranks) as u64 * (chunk.div_ceil(16) + records) as u64;
+        let calls =
+            messages(self.options.algorithm, self.ranks) as u64 * (chunk.div_ceil(16) + records) as u64;
         let entered = match &mut self.keys {
             None => false,
             Some(keys) => keys.reserve(calls)?,
@@ -475,17 +485,17 @@ fn call(session: u64, algorithm: Algorithm, dtype: Dtype, op: ReduceOp, count: u
 }
 
 /// Messages of each rank in one all-reduce.
-fn messages(ranks: usize) -> usize {
-    2 * (ranks - 1)
-}
-
-fn steps_of(ranks: usize) -> usize {
-    messages(ranks) + 1
+fn messages(algorithm: Algorithm, ranks: usize) -> usize {
+    match algorithm {
+        Algorithm::Exchange => ranks - 1,
+        _ => 2 * (ranks - 1),
+    }
 }
 
 /// Length of the longest chunk in bytes.
-fn longest_chunk(bytes: usize, ranks: usize) -> usize {
-    step::chunk(0, ranks as u32, bytes as u64).1 as usize
+fn longest_chunk(bytes: usize, algorithm: Algorithm, ranks: usize) -> usize {
+    let chunks = chunks(Collective::AllReduce, algorithm, ranks);
+    step::chunk(0, chunks as u32, bytes as u64).1 as usize
 }
 
 /// Bytes of a record for chunks of this length: every block gets its share, in as few records as their limit and

@@ -17,7 +17,8 @@ use crate::{Dtype, Error, ReduceOp, Result};
 pub struct GpuOptions {
     /// What protects records.
     pub crypto: Crypto,
-    /// How collectives are done: [`Algorithm::Ring`] or [`Algorithm::RelayRing`].
+    /// How collectives are done: [`Algorithm::Ring`], [`Algorithm::RelayRing`] or, of two ranks,
+    /// [`Algorithm::Exchange`].
     pub algorithm: Algorithm,
     /// Length in bytes of the longest vector that will be reduced. The inboxes take four times as much on each rank.
     pub max_bytes: usize,

@@ -94,6 +94,7 @@ impl Method {
             Self::Fused(Algorithm::RelayRing, Crypto::None) => "plain-relay",
             Self::Fused(Algorithm::Direct, Crypto::None) => "plain-direct",
             Self::Fused(Algorithm::Tree, Crypto::None) => "plain-tree",
+            Self::Fused(Algorithm::Exchange, Crypto::None) => "plain-exchange",
             Self::Fused(algorithm, Crypto::Gcm(_)) => algorithm.name(),
             Self::Seed(Algorithm::Tree) => "seed-tree",
             Self::Seed(_) => "seed",

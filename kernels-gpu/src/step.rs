@@ -84,6 +84,22 @@ pub const fn chunk(index: u32, ranks: u32, bytes: u64) -> (u64, u64) {
     if start >= bytes { (bytes, 0) } else { (start, if end < bytes { end - start } else { bytes - start }) }
 }
 
+/// Step `index` of two of an all-reduce in which both of two ranks send their whole vector of `bytes` bytes and reduce what
+/// they receive: one hop. Every reduction of two elements gives the same bits in either order.
+pub const fn exchange(rank: u32, index: u32, bytes: u64) -> Step {
+    let actions = if index == 0 { SEND } else { RECEIVE | REDUCE | FINISH | STORE };
+    Step {
+        offset: 0,
+        bytes,
+        actions,
+        receives: 0,
+        sends: 0,
+        sealed_by: 1 - rank,
+        sealed_in: 0,
+        reserved: [0; 3],
+    }
+}
+
 /// Step `index` of `2 * ranks - 1` of the ring all-reduce (Patarasu and Yuan, 2009): in the first `ranks - 1` messages
 /// every rank adds its part to the chunk that it received and sends it on; in the others the finished chunks go round.
 /// With `relay` the finished chunks travel as their owners sealed them; otherwise each hop opens and seals them anew.

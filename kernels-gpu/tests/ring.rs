@@ -13,7 +13,7 @@ use ringseal_kernels::ring::{
 use ringseal_kernels::sealed::{
     SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128, ring_sealed_any_128,
 };
-use ringseal_kernels::step::{Step, chunk, ring_all_reduce};
+use ringseal_kernels::step::{Step, chunk, exchange, ring_all_reduce};
 
 const F32: u32 = 0;
 const U8: u32 = 5;
@@ -51,8 +51,20 @@ struct Setup {
     record_bytes: u32,
     reduction: u32,
     relay: bool,
+    /// Two ranks that send their whole vectors.
+    exchange: bool,
     /// Distance of the vectors from an aligned address.
     shift: usize,
+}
+
+impl Setup {
+    fn messages(&self) -> u32 {
+        if self.exchange { 1 } else { 2 * (self.ranks - 1) }
+    }
+
+    fn longest(&self) -> u64 {
+        chunk(0, if self.exchange { 1 } else { self.ranks }, self.bytes as u64).1
+    }
 }
 
 /// All ranks' memory.
@@ -76,8 +88,7 @@ struct Aligned(Step);
 impl Group {
     fn new(setup: Setup, vectors: &[Vec<u8>]) -> Self {
         let Setup { ranks, bytes, relay, shift, .. } = setup;
-        let longest = chunk(0, ranks, bytes as u64).1 as usize;
-        let messages = 2 * (ranks as usize - 1);
+        let (longest, messages) = (setup.longest() as usize, setup.messages() as usize);
         let records = longest.div_ceil(setup.record_bytes as usize);
         let per_rank = |bytes: usize| (0..ranks).map(|_| Buffer::new(bytes)).collect::<Vec<_>>();
         let (mut inputs, mut signals) =
@@ -88,11 +99,14 @@ impl Group {
         signals.iter_mut().for_each(|signals| signals.bytes().fill(0));
         let states = vec![RankState { sequence: 1, ..RankState::default() }; ranks as usize];
         let step = |rank, index| {
-            Aligned(ring_all_reduce(rank, ranks, index, relay, |c| chunk(c, ranks, bytes as u64)))
+            Aligned(match setup.exchange {
+                true => exchange(rank, index, bytes as u64),
+                false => ring_all_reduce(rank, ranks, index, relay, |c| chunk(c, ranks, bytes as u64)),
+            })
         };
         Group {
             addresses: states.iter().map(|state| std::ptr::from_ref(state) as u64).collect(),
-            steps: (0..ranks).map(|r| (0..2 * ranks - 1).map(|i| step(r, i)).collect()).collect(),
+            steps: (0..ranks).map(|r| (0..setup.messages() + 1).map(|i| step(r, i)).collect()).collect(),
             states,
             inputs,
             outputs: per_rank(bytes + shift),
@@ -106,8 +120,8 @@ impl Group {
     fn params(&self, rank: u32) -> RingParams {
         let Setup { ranks, bytes, record_bytes, reduction, shift, .. } = self.setup;
         let (own, next) = (rank as usize, ((rank + 1) % ranks) as usize);
-        let longest = chunk(0, ranks, bytes as u64).1;
-        let (messages, records) = (2 * (ranks as u64 - 1), longest.div_ceil(record_bytes as u64));
+        let longest = self.setup.longest();
+        let (messages, records) = (self.setup.messages() as u64, longest.div_ceil(record_bytes as u64));
         RingParams {
             state: self.addresses[own],
             states: self.addresses.as_ptr() as u64,
@@ -307,7 +321,7 @@ fn add_f32(a: [u8; 4], b: [u8; 4]) -> [u8; 4] {
 }
 
 fn setup(ranks: u32, grid: u32, bytes: usize, record_bytes: u32, reduction: u32) -> Setup {
-    Setup { ranks, grid, bytes, record_bytes, reduction, relay: false, shift: 0 }
+    Setup { ranks, grid, bytes, record_bytes, reduction, relay: false, exchange: false, shift: 0 }
 }
 
 #[test]
@@ -324,6 +338,34 @@ fn plain_f32_sums_have_the_bits_of_the_schedule() {
                 assert_eq!(group.states[rank as usize].failure, 0);
                 assert_eq!(group.states[rank as usize].sequence, sequence + 1);
                 assert_eq!(group.output(rank), expected, "{count} on {ranks} ranks: rank {rank}");
+            }
+        }
+    }
+}
+
+/// The sum of two is the same in either order, so that the exchange has the bits of the ring.
+#[test]
+fn an_exchange_of_two_is_one_hop_and_has_the_same_bits() {
+    for (grid, count, record_bytes) in [(1, 1, 4096), (1, 1023, 16384), (2, 9001, 4096), (2, 17001, 32768)] {
+        let ring = setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM));
+        let vectors = vectors(2, 4 * count);
+        let expected = expected(&ring, &vectors, add_f32, |sum| sum);
+        let keys = Keys::new(2);
+        let two = || Setup { exchange: true, ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
+        let (mut plain, mut sealed) = (Group::new(two(), &vectors), Group::new(two(), &vectors));
+        for sequence in 1..4 {
+            plain.plain(0..2, ring_plain);
+            sealed.sealed(&keys, ring_sealed_128);
+            for rank in 0..2 {
+                for group in [&mut plain, &mut sealed] {
+                    assert_eq!(group.states[rank as usize].failure, 0, "{count}: rank {rank}");
+                    assert!(group.output(rank) == expected, "{count}: rank {rank}");
+                }
+                // What crossed is the peer's vector, sealed.
+                let records = (4 * count).div_ceil(record_bytes as usize) as u32;
+                let crossed: Vec<u8> =
+                    (0..records).flat_map(|index| sealed.open(&keys, sequence, rank, 0, index)).collect();
+                assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
             }
         }
     }

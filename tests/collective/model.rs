@@ -49,7 +49,7 @@ pub(crate) fn reduced(
                 let first = chunk + usize::from(rotated);
                 (1..n).fold(x(first), |sum, distance| step(dtype, op, &[sum, x(first + distance)]))
             }
-            Algorithm::Direct => step(dtype, op, &(0..n).map(x).collect::<Vec<_>>()),
+            Algorithm::Direct | Algorithm::Exchange => step(dtype, op, &(0..n).map(x).collect::<Vec<_>>()),
             Algorithm::Tree => tree(dtype, op, &|node| x(node + if rotated { chunk } else { 0 }), n, 0),
         };
         if op == ReduceOp::Avg {

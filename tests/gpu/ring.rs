@@ -226,6 +226,12 @@ fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
             ranks.succeeds(case, &expected)?;
         }
     }
+    // Two operands give the same bits in either order, hence by either algorithm.
+    let exchange = GpuOptions { algorithm: Algorithm::Exchange, ..options(crypto, 4 * LONG) };
+    let mut ranks = Ranks::new(&places(gpus, 2), exchange)?;
+    for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
+        ranks.succeeds(case, &expected)?;
+    }
     Ok(())
 }
 
