@@ -46,11 +46,12 @@ impl Choice {
         }
     }
 
-    /// What GPUs would do, if they can.
-    fn on_gpu(self) -> Option<Algorithm> {
+    /// What GPUs would do for this many ranks, if they can.
+    fn on_gpu(self, ranks: usize) -> Option<Algorithm> {
         match self {
             Self::Auto => Some(GPU_ALGORITHM),
             Self::Always(algorithm @ (Algorithm::Ring | Algorithm::RelayRing)) => Some(algorithm),
+            Self::Always(Algorithm::Exchange) => (ranks <= 2).then_some(Algorithm::Exchange),
             Self::Always(Algorithm::Direct | Algorithm::Tree) => None,
         }
     }
@@ -125,7 +126,7 @@ impl Setup {
         }
         let found = match backend {
             BackendName::Cuda => Some(gpu::devices(ranks)?),
-            BackendName::Auto if choice.on_gpu().is_some() => gpu::fit(ranks, crypto),
+            BackendName::Auto if choice.on_gpu(ranks).is_some() => gpu::fit(ranks, crypto),
             _ => None,
         };
         let home = match (found, backend) {
@@ -429,8 +430,10 @@ mod tests {
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES), Algorithm::Direct);
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES + 1), Algorithm::RelayRing);
         assert_eq!(Choice::Always(Algorithm::Tree).algorithm(1), Algorithm::Tree);
-        assert_eq!(Choice::Always(Algorithm::Tree).on_gpu(), None);
-        assert_eq!(Choice::Auto.on_gpu(), Some(GPU_ALGORITHM));
+        assert_eq!(Choice::Always(Algorithm::Tree).on_gpu(2), None);
+        assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(2), Some(Algorithm::Exchange));
+        assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(3), None);
+        assert_eq!(Choice::Auto.on_gpu(3), Some(GPU_ALGORITHM));
     }
 
     #[test]
