@@ -89,7 +89,7 @@ fn the_ptx_header_compiles() {
         command.args(language).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]).arg(&file);
         match command.output() {
             Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-            Err(error) => println!("{compiler}: {error}; the header is not compiled with it"),
+            Err(error) => eprintln!("{compiler}: {error}; the header is not compiled with it"),
         }
     }
 }

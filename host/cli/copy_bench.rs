@@ -121,9 +121,12 @@ fn directions(kernels: &Kernels, options: CopyOptions, arguments: &Arguments) ->
         Ok(bytes as f64 / times[times.len() / 2].as_secs_f64() / 1e9)
     };
     let (host, on_device) = (pinned.pointer(), memory.pointer());
-    // SAFETY: both are as long as is copied, and each copy is waited for.
     let plain = |to: u64, from: u64| {
-        rate(&mut || unsafe { stream.copy(to, from, bytes) }.and_then(|()| stream.synchronize()))
+        rate(&mut || {
+            // SAFETY: both hold `bytes` bytes, and live until the wait.
+            unsafe { stream.copy(to, from, bytes)? };
+            stream.synchronize()
+        })
     };
     let (plain_in, plain_out) = (plain(on_device, host)?, plain(host, on_device)?);
 

@@ -306,14 +306,14 @@ impl Progress {
                 }
                 fed
             };
-            // A record that does not verify says more than what the far side said because of it.
-            let worked = workers
+            let results: Vec<Result<()>> = workers
                 .into_iter()
                 .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .fold(
-                    Ok(()),
-                    |all, one| if matches!(all, Err(Error::Authentication)) { all } else { all.and(one) },
-                );
+                .collect();
+            // A record that does not verify says more than what the far side said because of it.
+            let forged = results.iter().any(|result| matches!(result, Err(Error::Authentication)));
+            let worked: Result<()> =
+                if forged { Err(Error::Authentication) } else { results.into_iter().collect() };
             worked.and(fed)
         })
     }

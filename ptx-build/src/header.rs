@@ -310,7 +310,7 @@ mod tests {
             .output()
             .ok()?;
         if !output.status.success() {
-            println!("{}", String::from_utf8_lossy(&output.stderr));
+            eprintln!("{}", String::from_utf8_lossy(&output.stderr));
         }
         Some(output.status.success())
     }
@@ -326,7 +326,7 @@ mod tests {
         for (compiler, language) in [("cc", C), ("c++", CXX)] {
             match compiles(compiler, language, &(text.clone() + user)) {
                 Some(good) => assert!(good, "{compiler} refuses:\n{text}"),
-                None => println!("no {compiler} here: the header is not compiled as that"),
+                None => eprintln!("no {compiler} here: the header is not compiled as that"),
             }
         }
     }

@@ -119,8 +119,7 @@ impl Types {
                     (last == name || found.modules.last().is_some_and(|m| m == last))
                         && (*file == found.file || link.contains("::") || self.consts[name].len() == 1)
                 });
-                let links_back =
-                    linked(&doc).iter().any(|link| link.split("::").any(|part| is_described(part)));
+                let links_back = linked(&doc).iter().any(|link| link.split("::").any(&is_described));
                 if !is_linked && !links_back {
                     continue;
                 }
