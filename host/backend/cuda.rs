@@ -22,7 +22,7 @@ impl Cuda {
     /// Opens the GPU with this number and loads the embedded kernels.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with the reason when there is no such GPU, no driver, or when either is too old.
+    /// [`Error::NoDevice`](crate::Error::NoDevice) with the reason when there is no such GPU, no driver, or when either is too old.
     pub fn open(ordinal: usize) -> Result<Self> {
         Ok(Self::new(&Kernels::embedded(&Device::open(ordinal)?)?))
     }

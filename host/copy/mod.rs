@@ -7,7 +7,7 @@
 //!
 //! # Keys, nonces, additional data
 //!
-//! Those of the collectives' [`channel`](crate::channel), under keys of their own: HKDF-SHA256 of the group secret, fresh
+//! Those of the collectives' [`channel`], under keys of their own: HKDF-SHA256 of the group secret, fresh
 //! random salt and a label that no collective uses, one key for each direction and epoch; the same volume limit. The nonce is
 //! [`channel::nonce`] of the copy's number, step 0 and the record's number. The additional data are
 //! [`AssociatedData`] with the collective's code [`COPY_CODE`], the direction as algorithm and sender (0 to the device,
@@ -16,7 +16,7 @@
 //! # Failure
 //!
 //! A record that does not verify fails the whole copy: the destination is zeroed, the error is
-//! [`Error::Authentication`](crate::Error::Authentication), and no further copy is made under these keys.
+//! [`Error::Authentication`], and no further copy is made under these keys.
 //!
 //! # What is trusted
 //!

@@ -31,7 +31,7 @@
 //! A record can be worked on once its rank is done with the one before and once it has arrived. It arrives when its sender
 //! is done with it and the link has carried it, `s / (bandwidth / B)` after the record before, plus a hop. A GPU's NVLink
 //! bandwidth is shared by what it sends to all its peers; so is a node's network bandwidth by what leaves the node.
-//! [`simulate`](super::simulate) plays the schedule by these rules. For a ring of equal links that comes to
+//! A simulation plays the schedule by these rules. For a ring of equal links that comes to
 //!
 //! ```text
 //! T = start + sum over steps of max(m t, t + hop)  -  what the last step doesn't wait for

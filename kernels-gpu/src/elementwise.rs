@@ -9,7 +9,7 @@ use crate::ring::{load_quad, store_quad};
 /// Threads of a block.
 const THREADS: u32 = 512;
 
-/// Parameters of [`reduce_common`] and [`reduce_any`].
+/// Parameters of [`reduce_common()`] and [`reduce_any()`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ReduceParams {
@@ -102,7 +102,7 @@ fn reduced<const COMMON: bool>(params: &ReduceParams, partial: Quad, local: Quad
     }
 }
 
-/// Parameters of [`wipe_if_failed`].
+/// Parameters of [`wipe_if_failed()`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct WipeParams {

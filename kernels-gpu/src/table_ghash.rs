@@ -32,7 +32,7 @@ const COPIES: u32 = 8;
 const TABLE_BYTES: u32 = ENTRIES * COPIES * 16;
 /// A sum for each warp.
 const SUMS_AT: u32 = SHARED_BASE + TABLE_BYTES;
-/// Dynamic shared memory of [`mac_chains`].
+/// Dynamic shared memory of [`mac_chains()`].
 pub const MAC_SHARED: u32 = TABLE_BYTES + 16 * (THREADS / 32);
 
 /// Bytes of a prepared key for so many chains: the table, then H^1 to H^C, 16 bytes each. Secret.
@@ -40,12 +40,12 @@ pub const fn mac_key_bytes(chains: u32) -> u64 {
     16 * (ENTRIES as u64 + chains as u64)
 }
 
-/// Blocks of a launch of [`mac_key`].
+/// Blocks of a launch of [`mac_key()`].
 pub const fn mac_key_grid(chains: u32) -> u32 {
     (ENTRIES + chains).div_ceil(THREADS)
 }
 
-/// Parameters of [`mac_key`].
+/// Parameters of [`mac_key()`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct MacKeyParams {
@@ -79,7 +79,7 @@ kernel! {
     }
 }
 
-/// What the blocks of one launch of [`mac_chains`] add up, in device memory. All zeros before it and after it.
+/// What the blocks of one launch of [`mac_chains()`] add up, in device memory. All zeros before it and after it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub struct MacScratch {
@@ -93,7 +93,7 @@ pub struct MacScratch {
 
 const ARRIVED: u64 = core::mem::offset_of!(MacScratch, arrived) as u64;
 
-/// Parameters of [`mac_chains`].
+/// Parameters of [`mac_chains()`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct MacParams {
@@ -101,7 +101,7 @@ pub struct MacParams {
     pub aad: [Quad; 3],
     /// The cipher of the pre-counter block J0 (SP 800-38D, 7.1, step 6), raw words; secret.
     pub mask: Quad,
-    /// Address of the key that [`mac_key`] prepared for [`chains`](Self::chains).
+    /// Address of the key that [`mac_key()`] prepared for [`chains`](Self::chains).
     pub key: u64,
     /// Address of the ciphertext, a multiple of 16.
     pub text: u64,
@@ -129,7 +129,7 @@ const fn blocks_of(aad_bytes: u32, bytes: u64) -> u64 {
     aad_bytes.div_ceil(16) as u64 + bytes.div_ceil(16) + 1
 }
 
-/// Blocks of a launch of [`mac_chains`].
+/// Blocks of a launch of [`mac_chains()`].
 pub const fn mac_grid(chains: u32, aad_bytes: u32, bytes: u64) -> u32 {
     let blocks = blocks_of(aad_bytes, bytes);
     let used = if blocks < chains as u64 { blocks as u32 } else { chains };
