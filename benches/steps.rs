@@ -13,7 +13,7 @@ use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::reduction;
-use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS};
+use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS};
 use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams};
 use ringseal_kernels::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -212,13 +212,16 @@ impl<'a> Bench<'a> {
         let bytes =
             unsafe { std::slice::from_raw_parts((&raw const state).cast::<u8>(), size_of_val(&state)) };
         let state = DeviceBuffer::from_host(bytes, self.stream)?;
-        let states = DeviceBuffer::from_host(&state.pointer().to_le_bytes(), self.stream)?;
+        let mut notice = DeviceBuffer::new(self.stream.device(), size_of::<Notice>())?;
+        notice.fill(0, self.stream)?;
+        let notices = DeviceBuffer::from_host(&notice.pointer().to_le_bytes(), self.stream)?;
         let mut signals = DeviceBuffer::new(self.stream.device(), self.signals.len())?;
         signals.fill(0, self.stream)?;
         let records = CHUNK.div_ceil(self.record as usize) as u32;
         let ring = RingParams {
             state: state.pointer(),
-            states: states.pointer(),
+            notice: notice.pointer(),
+            notices: notices.pointer(),
             steps: steps.pointer(),
             input: self.input.pointer(),
             output: self.output.pointer(),

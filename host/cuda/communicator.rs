@@ -114,7 +114,7 @@ impl GpuCommunicator {
         });
         let (_, (rank, imported)) = announce(&root, 3, [number, ranks], own, meeting, timeout)?;
         let watch = match bootstrap.watch() {
-            Some(watch) => Some(Monitor::start(watch, device, rank.state_addresses())?),
+            Some(watch) => Some(Monitor::start(watch, device, rank.notice_addresses())?),
             None => None,
         };
         let (secret, bootstrap) = (secret.clone(), BoxedBootstrap(bootstrap));
@@ -335,7 +335,7 @@ fn connect(
         let (handles, []) = handles.as_chunks::<HANDLE_BYTES>() else {
             return Err(Error::Handshake(format!("rank {peer}'s memory handles are malformed")));
         };
-        let &[state, inbox, signals] = handles else {
+        let &[notice, inbox, signals] = handles else {
             return Err(Error::Handshake(format!("rank {peer} announced {} memory handles", handles.len())));
         };
         let mut open = |handle| -> Result<u64> {
@@ -345,7 +345,7 @@ fn connect(
             imported.push(memory);
             Ok(pointer)
         };
-        mailboxes.push(Mailbox { state: open(state)?, inbox: open(inbox)?, signals: open(signals)? });
+        mailboxes.push(Mailbox { notice: open(notice)?, inbox: open(inbox)?, signals: open(signals)? });
     }
     rank.connect(&mailboxes)?;
     Ok((rank, imported))
@@ -359,8 +359,8 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// `states` are the addresses of all ranks' states.
-    fn start(mut watch: Box<dyn Watch>, device: &Device, states: Vec<u64>) -> Result<Self> {
+    /// `notices` are the addresses of all ranks' notices.
+    fn start(mut watch: Box<dyn Watch>, device: &Device, notices: Vec<u64>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stream = Stream::new(device)?;
         let word = HostBuffer::new(device, 4)?;
@@ -369,10 +369,10 @@ impl Monitor {
             while !stopped.load(Ordering::Acquire) {
                 if let Some(peer) = watch.lost(WATCH_PERIOD) {
                     word.words()[0].store(1 + peer as u32, Ordering::Release);
-                    for state in &states {
-                        // SAFETY: the states are mapped until this thread has ended, and so is `word`; the copy is waited
+                    for notice in &notices {
+                        // SAFETY: the notices are mapped until this thread has ended, and so is `word`; the copy is waited
                         // for. Kernels read the destination as a volatile word, and any value but 0 means the same.
-                        let stopped = unsafe { stream.copy(GpuRank::aborted_at(*state), word.pointer(), 4) };
+                        let stopped = unsafe { stream.copy(GpuRank::aborted_at(*notice), word.pointer(), 4) };
                         // There is nobody to tell: kernels that can't be stopped end at their deadline.
                         let _ = stopped.and_then(|()| stream.synchronize());
                     }

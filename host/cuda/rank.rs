@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
-use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
+use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
 use ringseal_kernels::step::{self, Step, exchange, ring_all_reduce};
 use zeroize::Zeroize;
@@ -33,8 +33,8 @@ const FIRST: RankState =
 /// Where a rank's messages arrive: addresses that the rank which holds them can reach.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mailbox {
-    /// Its [`RankState`], which others mark when they fail.
-    pub(super) state: u64,
+    /// Its [`Notice`], which others mark when they fail.
+    pub(super) notice: u64,
     /// Its inbox.
     pub(super) inbox: u64,
     /// Its signals.
@@ -75,8 +75,10 @@ pub(super) struct GpuRank {
     any: Kernel,
     module: Module,
     blocks: u32,
+    /// Its [`RankState`], which no other rank reaches.
     state: DeviceBuffer,
-    states: DeviceBuffer,
+    notice: DeviceBuffer,
+    notices: DeviceBuffer,
     inbox: DeviceBuffer,
     signals: DeviceBuffer,
     inbox_half: u64,
@@ -163,8 +165,7 @@ impl GpuRank {
             buffer.fill(0, &stream)?;
             Ok::<_, Error>(buffer)
         };
-        let mut state = shared_zeros(size_of::<RankState>() as u64)?;
-        state.write(0, bytes_of(&[FIRST]), &stream)?;
+        let state = DeviceBuffer::from_host(bytes_of(&[FIRST]), &stream)?;
         Ok(Self {
             rank,
             ranks,
@@ -173,7 +174,8 @@ impl GpuRank {
             any: module.kernel(any, shared)?,
             module: module.clone(),
             blocks,
-            states: DeviceBuffer::new(device, 8 * ranks)?,
+            notice: shared_zeros(size_of::<Notice>() as u64)?,
+            notices: DeviceBuffer::new(device, 8 * ranks)?,
             inbox: shared_zeros(2 * inbox_half)?,
             signals: shared_zeros(2 * signals_half * SIGNAL_BYTES)?,
             state,
@@ -189,14 +191,18 @@ impl GpuRank {
 
     /// This rank's mailbox, at addresses of its own device and process.
     pub(super) fn own_mailbox(&self) -> Mailbox {
-        Mailbox { state: self.state.pointer(), inbox: self.inbox.pointer(), signals: self.signals.pointer() }
+        Mailbox {
+            notice: self.notice.pointer(),
+            inbox: self.inbox.pointer(),
+            signals: self.signals.pointer(),
+        }
     }
 
     /// Takes all ranks' mailboxes, by rank, at addresses that this rank's device can reach. They must stay so as long as
     /// this rank lives.
     pub(super) fn connect(&mut self, mailboxes: &[Mailbox]) -> Result<()> {
-        let states: Vec<u64> = mailboxes.iter().map(|mailbox| mailbox.state).collect();
-        self.states.write(0, bytes_of(&states), &self.stream)?;
+        let notices: Vec<u64> = mailboxes.iter().map(|mailbox| mailbox.notice).collect();
+        self.notices.write(0, bytes_of(&notices), &self.stream)?;
         self.mailboxes = mailboxes.to_vec();
         Ok(())
     }
@@ -245,6 +251,7 @@ impl GpuRank {
     /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.
     fn reset(&mut self) -> Result<()> {
         self.signals.fill(0, &self.stream)?;
+        self.notice.fill(0, &self.stream)?;
         self.state.write(0, bytes_of(&[FIRST]), &self.stream)
     }
 
@@ -323,7 +330,8 @@ impl GpuRank {
         let steps = &self.steps[&bytes];
         let params = RingParams {
             state: self.state.pointer(),
-            states: self.states.pointer(),
+            notice: self.notice.pointer(),
+            notices: self.notices.pointer(),
             steps: steps.pointer(),
             input: buffers.input,
             output: buffers.output,
@@ -380,7 +388,11 @@ impl GpuRank {
     pub(super) fn outcome(&mut self) -> Result<()> {
         let mut state = [RankState::default()];
         self.state.read(0, bytes_of_mut(&mut state), &self.stream)?;
+        let mut notice = [Notice::default()];
+        self.notice.read(0, bytes_of_mut(&mut notice), &self.stream)?;
         let [RankState { failure: word, aborted, .. }] = state;
+        // Another rank may have failed after this one's kernel had ended.
+        let aborted = if aborted != 0 { aborted } else { notice[0].aborted };
         self.poisoned |= word != 0 || aborted != 0;
         match (self.failure(self.rank, word), aborted) {
             (Some(failure), _) => Err(failure),
@@ -392,15 +404,15 @@ impl GpuRank {
     /// What another rank's failure word says.
     pub(super) fn failure_of(&self, rank: usize) -> Remote {
         let Some(mailbox) = self.mailboxes.get(rank) else { return Remote::Unreachable };
-        let mut state = [RankState::default()];
-        let bytes = bytes_of_mut(&mut state);
-        // SAFETY: the other rank's state is mapped as long as this rank lives; `bytes` is borrowed until the copy is
+        let mut notice = [Notice::default()];
+        let bytes = bytes_of_mut(&mut notice);
+        // SAFETY: the other rank's notice is mapped as long as this rank lives; `bytes` is borrowed until the copy is
         // done.
-        let copied = unsafe { self.stream.copy(bytes.as_mut_ptr() as u64, mailbox.state, bytes.len()) };
+        let copied = unsafe { self.stream.copy(bytes.as_mut_ptr() as u64, mailbox.notice, bytes.len()) };
         if copied.and_then(|()| self.stream.synchronize()).is_err() {
             return Remote::Unreachable;
         }
-        self.failure(rank, state[0].failure).map_or(Remote::Fine, Remote::Failed)
+        self.failure(rank, notice[0].failure).map_or(Remote::Fine, Remote::Failed)
     }
 
     /// What a rank's failure word means; `None` for 0.
@@ -436,17 +448,17 @@ impl GpuRank {
 
     /// All that other ranks reach of it.
     pub(super) fn shared(&self) -> [&DeviceBuffer; 3] {
-        [&self.state, &self.inbox, &self.signals]
+        [&self.notice, &self.inbox, &self.signals]
     }
 
-    /// Where the ranks' states are, by rank.
-    pub(super) fn state_addresses(&self) -> Vec<u64> {
-        self.mailboxes.iter().map(|mailbox| mailbox.state).collect()
+    /// Where the ranks' notices are, by rank.
+    pub(super) fn notice_addresses(&self) -> Vec<u64> {
+        self.mailboxes.iter().map(|mailbox| mailbox.notice).collect()
     }
 
-    /// The word of a state that stops its rank's kernels.
-    pub(super) const fn aborted_at(state: u64) -> u64 {
-        state + offset_of!(RankState, aborted) as u64
+    /// The word of a notice that stops its rank's kernels.
+    pub(super) const fn aborted_at(notice: u64) -> u64 {
+        notice + offset_of!(Notice, aborted) as u64
     }
 
     /// The device that it is on.
@@ -530,12 +542,12 @@ fn records_of(chunk: usize, record_bytes: usize) -> usize {
 
 /// Plain words of a struct or slice that the device reads.
 fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
-    // SAFETY: called with `u64`, `Step` and `RankState`, which have no padding.
+    // SAFETY: called with `u64`, `Step`, `Notice` and `RankState`, which have no padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 fn bytes_of_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: called with `RankState`, which has no padding and no invalid bit patterns.
+    // SAFETY: called with `Notice` and `RankState`, which has no padding and no invalid bit patterns.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

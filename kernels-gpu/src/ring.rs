@@ -25,7 +25,8 @@ pub const THREADS: u32 = 512;
 /// Bytes of a signal: a tag, the collective's number, and padding.
 pub const SIGNAL_BYTES: u64 = 32;
 
-/// What a rank's kernels keep in its device memory from one collective to the next.
+/// What a rank's kernels keep in its device memory from one collective to the next. No other rank reaches it: nonces are
+/// made of its numbers, and it says whether the rank failed.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(16))]
 pub struct RankState {
@@ -33,7 +34,7 @@ pub struct RankState {
     pub sequence: u64,
     /// The first failure of this rank: see [`failure`]. 0 when there is none.
     pub failure: u64,
-    /// Set to 1 plus the number of a rank that failed, by that rank. Stops all later releases of this one.
+    /// 1 plus the number of a rank that failed, once this rank has seen it, or failed itself. It stops all later releases.
     pub aborted: u32,
     /// Blocks that have left the present collective.
     pub exited: u32,
@@ -45,6 +46,21 @@ pub struct RankState {
     /// Block cipher calls reserved under that epoch's keys.
     pub calls: u64,
 }
+
+/// What the other ranks reach beside the mailbox. Changing it can stop collectives, and nothing else.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub struct Notice {
+    /// The rank's [`RankState::failure`], for others to read.
+    pub failure: u64,
+    /// Set to 1 plus the number of a rank that failed, by that rank.
+    pub aborted: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const NOTICE_FAILURE: u64 = offset_of!(Notice, failure) as u64;
+const NOTICE_ABORTED: u64 = offset_of!(Notice, aborted) as u64;
 
 const SEQUENCE: u64 = offset_of!(RankState, sequence) as u64;
 const FAILURE: u64 = offset_of!(RankState, failure) as u64;
@@ -75,8 +91,10 @@ pub mod failure {
 pub struct RingParams {
     /// The rank's [`RankState`].
     pub state: u64,
-    /// Addresses of all ranks' [`RankState`]s, as an array of `ranks` words.
-    pub states: u64,
+    /// The rank's [`Notice`].
+    pub notice: u64,
+    /// Addresses of all ranks' [`Notice`]s, as an array of `ranks` words.
+    pub notices: u64,
     /// The table of [`Step`]s.
     pub steps: u64,
     /// The vector to reduce, of `bytes` bytes.
@@ -328,19 +346,34 @@ unsafe fn arrived<W: Wire>(block: &Block, message: u32, record: u32, signal: u64
 
 #[inline(always)]
 unsafe fn aborted(block: &Block) -> bool {
-    // SAFETY: the state is the rank's; other ranks write this word.
-    unsafe { global::load_volatile_u32(block.params.state + ABORTED) != 0 }
+    let params = &block.params;
+    // SAFETY: the state and the notice are the rank's; other ranks write the notice. Whatever it said once is kept where they
+    // can't take it back.
+    unsafe {
+        if global::load_volatile_u32(params.state + ABORTED) != 0 {
+            return true;
+        }
+        let by = global::load_volatile_u32(params.notice + NOTICE_ABORTED);
+        if by != 0 {
+            global::store_u32(params.state + ABORTED, by);
+        }
+        by != 0
+    }
 }
 
 /// Records this rank's first failure, and stops all ranks.
 unsafe fn fail(block: &Block, failure: u64) {
     let params = &block.params;
-    // SAFETY: all states are reachable from every rank and live as long as the collective.
+    // SAFETY: all notices are reachable from every rank and live as long as the collective.
     unsafe {
-        global::compare_exchange_u64(params.state + FAILURE, 0, failure);
+        if global::compare_exchange_u64(params.state + FAILURE, 0, failure) == 0 {
+            global::store_u64(params.notice + NOTICE_FAILURE, failure);
+        }
+        // Any value but 0 means the same, so that it doesn't matter which of two comes last.
+        global::store_u32(params.state + ABORTED, 1 + params.rank);
         for rank in 0..params.ranks {
-            let state = global::load_u64(params.states + 8 * rank as u64);
-            global::compare_exchange_u32_sys(state + ABORTED, 0, 1 + params.rank);
+            let notice = global::load_u64(params.notices + 8 * rank as u64);
+            global::compare_exchange_u32_sys(notice + NOTICE_ABORTED, 0, 1 + params.rank);
         }
     }
 }

@@ -8,7 +8,7 @@ use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_ke
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
-    PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
+    Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
 use ringseal_kernels::sealed::{
     SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128, ring_sealed_any_128,
@@ -72,7 +72,9 @@ struct Group {
     setup: Setup,
     /// Never grows: the kernels hold addresses.
     states: Vec<RankState>,
-    addresses: Vec<u64>,
+    notices: Vec<Notice>,
+    /// Of the states and of the notices.
+    addresses: [Vec<u64>; 2],
     steps: Vec<Vec<Aligned>>,
     inputs: Vec<Buffer>,
     outputs: Vec<Buffer>,
@@ -98,6 +100,7 @@ impl Group {
         }
         signals.iter_mut().for_each(|signals| signals.bytes().fill(0));
         let states = vec![RankState { sequence: 1, ..RankState::default() }; ranks as usize];
+        let notices = vec![Notice::default(); ranks as usize];
         let step = |rank, index| {
             Aligned(match setup.exchange {
                 true => exchange(rank, index, bytes as u64),
@@ -105,7 +108,11 @@ impl Group {
             })
         };
         Group {
-            addresses: states.iter().map(|state| std::ptr::from_ref(state) as u64).collect(),
+            addresses: [
+                states.iter().map(|state| std::ptr::from_ref(state) as u64).collect(),
+                notices.iter().map(|notice| std::ptr::from_ref(notice) as u64).collect(),
+            ],
+            notices,
             steps: (0..ranks).map(|r| (0..setup.messages() + 1).map(|i| step(r, i)).collect()).collect(),
             states,
             inputs,
@@ -123,8 +130,9 @@ impl Group {
         let longest = self.setup.longest();
         let (messages, records) = (self.setup.messages() as u64, longest.div_ceil(record_bytes as u64));
         RingParams {
-            state: self.addresses[own],
-            states: self.addresses.as_ptr() as u64,
+            state: self.addresses[0][own],
+            notice: self.addresses[1][own],
+            notices: self.addresses[1].as_ptr() as u64,
             steps: self.steps[own].as_ptr() as u64,
             input: self.inputs[own].address() + shift as u64,
             output: self.outputs[own].address() + shift as u64,
@@ -412,9 +420,24 @@ fn a_missing_rank_is_an_error_on_all_others_and_their_outputs_are_zeroed() {
     group.plain(0..2, ring_plain);
     // Rank 0 awaits the missing one; rank 1 awaits its second message from rank 0.
     assert_eq!(group.states[0].failure >> 56, failure::DEADLINE);
+    assert_eq!(group.notices[0].failure, group.states[0].failure);
     for rank in 0..2 {
         assert_ne!(group.states[rank].aborted, 0);
         assert!(group.output(rank as u32).iter().all(|&byte| byte == 0));
+    }
+}
+
+/// What stops a rank stands where its peers write, and is copied where they don't.
+#[test]
+fn a_stop_cannot_be_taken_back() {
+    let vectors = vectors(2, 400);
+    let mut group = Group::new(setup(2, 1, 400, 1024, reduction(F32, SUM)), &vectors);
+    group.notices[1].aborted = 7;
+    for _ in 0..2 {
+        group.plain(0..2, ring_plain);
+        assert_eq!(group.states[1].aborted, 7);
+        assert!(group.output(1).iter().all(|&byte| byte == 0));
+        group.notices.fill(Notice::default());
     }
 }
 
