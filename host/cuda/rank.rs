@@ -128,6 +128,28 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     Ok(())
 }
 
+/// Refuses anything but a buffer and a stream for each of `ranks` ranks.
+pub(super) fn check_one_each(buffers: &[RankBuffers], streams: &[&Stream], ranks: usize) -> Result<()> {
+    if buffers.len() != ranks || streams.len() != ranks {
+        return Err(Error::InvalidArgument(format!(
+            "{} buffers and {} streams for {ranks} ranks",
+            buffers.len(),
+            streams.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Bytes of a vector of `count` elements, if the group was set up for so many.
+pub(super) fn vector_bytes(count: usize, dtype: Dtype, max_bytes: usize) -> Result<usize> {
+    count.checked_mul(dtype.size()).filter(|&bytes| bytes <= max_bytes).ok_or_else(|| {
+        Error::InvalidArgument(format!(
+            "{count} elements of {} bytes: the group was set up for {max_bytes} bytes",
+            dtype.size()
+        ))
+    })
+}
+
 /// How many blocks each of the ranks that share a device may run: all of a rank's blocks, and those of the other ranks on
 /// its device, must be resident at once, or they would wait for each other in vain.
 pub(super) fn shared_blocks(multiprocessors: u32, sharing: usize) -> Result<u32> {
@@ -264,16 +286,7 @@ impl GpuRank {
         if self.poisoned {
             return Err(Error::Poisoned);
         }
-        let bytes = count
-            .checked_mul(dtype.size())
-            .filter(|&bytes| bytes <= self.options.max_bytes)
-            .ok_or_else(|| {
-                Error::InvalidArgument(format!(
-                    "{count} elements of {} bytes: the group was set up for {} bytes",
-                    dtype.size(),
-                    self.options.max_bytes
-                ))
-            })?;
+        let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
         self.prepare_steps(bytes)?;
         let chunk = longest_chunk(bytes, self.options.algorithm, self.ranks);
         let record_bytes = record_bytes(&self.options, chunk, self.blocks);

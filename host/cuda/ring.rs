@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::rank::{GpuRank, check, shared_blocks};
+use super::rank::{GpuRank, check, check_one_each, shared_blocks};
 use super::{Device, DeviceBuffer, Module, Stream};
 use crate::channel::{Crypto, GroupSecret, KeyLength, volume};
 use crate::collective::{Algorithm, InProcess};
@@ -117,13 +117,7 @@ impl GpuGroup {
         if self.is_poisoned() {
             return Err(Error::Poisoned);
         }
-        if buffers.len() != ranks || streams.len() != ranks {
-            return Err(Error::InvalidArgument(format!(
-                "{} buffers and {} streams for {ranks} ranks",
-                buffers.len(),
-                streams.len()
-            )));
-        }
+        check_one_each(buffers, streams, ranks)?;
         // All that may wait for a device comes first: once a kernel runs, it waits for those of the other ranks.
         let shapes: Vec<_> =
             self.ranks.iter_mut().map(|rank| rank.prepare(count, dtype)).collect::<Result<_>>()?;

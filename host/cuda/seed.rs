@@ -21,6 +21,7 @@ use ringseal_kernels::table_ghash::{
 use zeroize::Zeroize;
 
 use super::cipher::Kernels;
+use super::rank::{check_one_each, vector_bytes};
 use super::seed_keys::{SeedKeys, SenderKey};
 use super::seed_plan::{Plan, Reception, Source, Work};
 use super::{Device, DeviceBuffer, Event, Kernel, Launch, Module, RankBuffers, Stream};
@@ -313,23 +314,8 @@ impl SeedGroup {
         if self.poisoned {
             return Err(Error::Poisoned);
         }
-        if buffers.len() != ranks || streams.len() != ranks {
-            return Err(Error::InvalidArgument(format!(
-                "{} buffers and {} streams for {ranks} ranks",
-                buffers.len(),
-                streams.len()
-            )));
-        }
-        let bytes = count
-            .checked_mul(dtype.size())
-            .filter(|&bytes| bytes <= self.options.max_bytes)
-            .ok_or_else(|| {
-                Error::InvalidArgument(format!(
-                    "{count} elements of {} bytes: the group was set up for {} bytes",
-                    dtype.size(),
-                    self.options.max_bytes
-                ))
-            })?;
+        check_one_each(buffers, streams, ranks)?;
+        let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
         for stream in streams {
             if stream.is_capturing()? {
                 return Err(Error::InvalidArgument(
