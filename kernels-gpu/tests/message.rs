@@ -1,31 +1,20 @@
 //! The kernels on one message, emulated, against RustCrypto's AES-GCM.
 
-use aes::cipher::BlockCipherEncrypt;
+mod common;
+#[path = "common/keys.rs"]
+mod keys;
+
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use aes_gcm::{Aes128Gcm, Aes256Gcm, AesGcm, aead::consts::U12, aes::Aes192};
+use common::{bytes, raw};
+use keys::{ghash_key_of, hash_key};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::gcm::{FORGED, VERIFIED, nonce_j0};
-use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::ghash::GhashKey;
 use ringseal_kernels::message::{
     self, DIGITS, MESSAGE_SHARED, MessageParams, Plan, Powers, PowersParams, Workspace, ghash_powers, plan,
 };
-
-/// Bytes that only depend on the seed.
-fn bytes(seed: u64, length: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 32) as u8
-    };
-    std::iter::repeat_with(next).take(length).collect()
-}
-
-fn raw<const N: usize>(bytes: &[u8]) -> [u32; N] {
-    std::array::from_fn(|i| u32::from_le_bytes(bytes[4 * i..][..4].try_into().unwrap()))
-}
 
 /// Bytes at `shift` from a multiple of 16, between bytes that nobody may write.
 struct Buffer {
@@ -70,26 +59,13 @@ struct Key {
 impl Key {
     fn new(seed: u64, length: usize) -> Self {
         let bytes = bytes(seed, length);
-        let mut h = Array::from([0; 16]);
-        match length {
-            16 => aes::Aes128::new_from_slice(&bytes).unwrap().encrypt_block(&mut h),
-            24 => aes::Aes192::new_from_slice(&bytes).unwrap().encrypt_block(&mut h),
-            _ => aes::Aes256::new_from_slice(&bytes).unwrap().encrypt_block(&mut h),
-        }
-        // SAFETY: all fields of the three are plain words.
-        let (mut ghash, mut powers, workspace) = unsafe {
-            (
-                Box::<GhashKey>::new_zeroed().assume_init(),
-                Box::<Powers>::new_zeroed().assume_init(),
-                Box::<Workspace>::new_zeroed().assume_init(),
-            )
+        let h = hash_key(&bytes);
+        let ghash = ghash_key_of(h);
+        // SAFETY: all fields of both are plain words.
+        let (mut powers, workspace) = unsafe {
+            (Box::<Powers>::new_zeroed().assume_init(), Box::<Workspace>::new_zeroed().assume_init())
         };
-        let params = GhashKeyParams { h: raw(&h), key: &raw mut *ghash as u64 };
-        // SAFETY: the address is that of a GhashKey.
-        launch(&[Launch::new(GHASH_KEY_GRID, ghash_key::THREADS, ghash_key::SHARED, || unsafe {
-            ghash_key(params)
-        })]);
-        let params = PowersParams { h: raw(&h), powers: &raw mut *powers as u64 };
+        let params = PowersParams { h, powers: &raw mut *powers as u64 };
         // SAFETY: the address is that of a Powers.
         launch(&[Launch::new(DIGITS, ghash_powers::THREADS, ghash_powers::SHARED, || unsafe {
             ghash_powers(params)

@@ -1,34 +1,20 @@
 //! The multi-chained MAC by tables, emulated, against the GCM specification and RustCrypto.
 
+mod common;
+
 use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use aes_gcm::{Aes128Gcm, Aes256Gcm};
+use common::{bytes, raw};
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::table_ghash::{
     MAC_SHARED, MOST_CHAINS, MacKeyParams, MacParams, MacScratch, mac_chains, mac_grid, mac_key,
     mac_key_bytes, mac_key_grid,
 };
 
-/// Bytes that only depend on the seed.
-fn bytes(seed: u64, length: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 32) as u8
-    };
-    std::iter::repeat_with(next).take(length).collect()
-}
-
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
-}
-
-/// A block's raw words.
-fn raw(block: &[u8]) -> [u32; 4] {
-    std::array::from_fn(|i| u32::from_le_bytes(block[4 * i..][..4].try_into().unwrap()))
 }
 
 /// Bytes aligned as the kernels want them; what follows the last byte is not zero.

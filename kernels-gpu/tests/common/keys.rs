@@ -1,0 +1,31 @@
+//! GHASH's keys, as the kernels for AES-GCM take them.
+
+use aes::cipher::BlockCipherEncrypt;
+use aes_gcm::aead::{KeyInit, array::Array};
+use ringseal_kernels::device::emulated::{Launch, launch};
+use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+
+use crate::common::raw;
+
+/// H, the cipher of the zero block, in raw words.
+pub(crate) fn hash_key(key: &[u8]) -> [u32; 4] {
+    let mut h = Array::from([0; 16]);
+    match key.len() {
+        16 => aes::Aes128::new_from_slice(key).unwrap().encrypt_block(&mut h),
+        24 => aes::Aes192::new_from_slice(key).unwrap().encrypt_block(&mut h),
+        _ => aes::Aes256::new_from_slice(key).unwrap().encrypt_block(&mut h),
+    }
+    raw(&h)
+}
+
+/// What the kernels need of H, by the kernel that makes it.
+pub(crate) fn ghash_key_of(h: [u32; 4]) -> Box<GhashKey> {
+    // SAFETY: all its fields are plain words.
+    let mut filled: Box<GhashKey> = unsafe { Box::new_zeroed().assume_init() };
+    let params = GhashKeyParams { h, key: &raw mut *filled as u64 };
+    // SAFETY: `filled` is a GhashKey.
+    launch(&[Launch::new(GHASH_KEY_GRID, ghash_key::THREADS, ghash_key::SHARED, || unsafe {
+        ghash_key(params)
+    })]);
+    filled
+}
