@@ -7,9 +7,9 @@
  * ringseal_last_error() gives to the thread that made the call. Handles are made by _create functions and freed by
  * _destroy functions; after a failed _create the handle is NULL. Nothing is thrown or unwound into the caller.
  *
- * Threads: any function may be called from any thread. Any number of threads may use a ringseal_aead at once. One
- * thread at a time may use a ringseal_communicator or ringseal_gpu_communicator; a second one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no
- * thread is using it.
+ * Threads: any function may be called from any thread. Any number of threads may use a ringseal_aead or a
+ * ringseal_gpu_aead at once. One thread at a time may use a ringseal_communicator or ringseal_gpu_communicator; a second
+ * one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no thread is using it.
  */
 
 
@@ -277,12 +277,45 @@ enum ringseal_schedule
    * A tree.
    */
   RINGSEAL_SCHEDULE_TREE = 4,
+  /**
+   * Each rank sends its whole vector to all others: one hop, for two ranks. On a GPU for two ranks only.
+   */
+  RINGSEAL_SCHEDULE_EXCHANGE = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum ringseal_schedule ringseal_schedule;
 #else
 typedef uint32_t ringseal_schedule;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What ringseal_gpu_open() and ringseal_gpu_gmac_verify() write to device memory.
+ */
+enum ringseal_verdict
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * Not known: the stream is not there yet, or the work failed to run. Never take it for a success.
+   */
+  RINGSEAL_VERDICT_PENDING = 0,
+  /**
+   * The tag is right.
+   */
+  RINGSEAL_VERDICT_VERIFIED = 1,
+  /**
+   * The tag is wrong: the data were changed, or key, IV or additional data are others. The plaintext is zeros.
+   */
+  RINGSEAL_VERDICT_FORGED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringseal_verdict ringseal_verdict;
+#else
+typedef uint32_t ringseal_verdict;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -296,6 +329,12 @@ typedef struct ringseal_aead ringseal_aead;
  * RINGSEAL_STATUS_BUSY. Different ranks' handles are independent.
  */
 typedef struct ringseal_communicator ringseal_communicator;
+
+/**
+ * An AES key, expanded on a GPU. Any number of threads may use one at once, on any streams; on the GPU, what is queued
+ * with one key runs one after another.
+ */
+typedef struct ringseal_gpu_aead ringseal_gpu_aead;
 
 /**
  * One rank of a group of processes on one machine, each with a GPU or a share of one. One thread at a time may use a
@@ -558,7 +597,7 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
  * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
  * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
  * on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
- * schedules there are the rings, and the options' backend and host have no meaning.
+ * schedules there are the rings and, of two ranks, the exchange; the options' backend and host have no meaning.
  */
 ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
                                                  size_t rank,
@@ -610,6 +649,100 @@ ringseal_status ringseal_gpu_communicator_rekey(const struct ringseal_gpu_commun
  */
 ringseal_status ringseal_gpu_communicator_poisoned(const struct ringseal_gpu_communicator *communicator,
                                                    bool *poisoned);
+
+/**
+ * Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) on the GPU that CUDA numbers `device`, in its primary
+ * context (the one that the CUDA runtime uses), and writes its handle to `out`. Waits for the GPU, and loads the kernels:
+ * keep the handle. The caller still owns, and should erase, the key's bytes. RINGSEAL_STATUS_NO_DEVICE without a usable
+ * GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 9.0.
+ */
+ringseal_status ringseal_gpu_aead_create(const uint8_t *key,
+                                         size_t key_bytes,
+                                         size_t device,
+                                         struct ringseal_gpu_aead **out);
+
+/**
+ * Erases and frees a key, after all work on its device. NULL is allowed.
+ */
+void ringseal_gpu_aead_destroy(struct ringseal_gpu_aead *aead);
+
+/**
+ * Queues, on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL is the default stream), the encryption of `bytes`
+ * bytes of device memory from `plaintext` to `ciphertext`, and doesn't wait (NIST SP 800-38D, 7.1). The tag's
+ * RINGSEAL_TAG_BYTES bytes go to `tag`. `aad`, `plaintext`, `ciphertext` and `tag` are addresses in memory of the key's
+ * device, `iv` is host memory, of which nothing is needed after the call.
+ *
+ * The two texts may be the same address, but not overlap otherwise. Any alignment will do, and multiples of 16 are fast;
+ * `tag` must be a multiple of 4. Ciphertext and tag are there when the stream has passed the work. After a status other
+ * than RINGSEAL_STATUS_OK, don't use them, and don't use the IV again: after RINGSEAL_STATUS_INVALID_ARGUMENT and
+ * RINGSEAL_STATUS_LENGTH nothing was queued; after others the work may have run.
+ *
+ * Never use an IV twice with one key. So a stream that is being captured is refused: each launch of the graph would use
+ * the IV again.
+ */
+ringseal_status ringseal_gpu_seal(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  const void *plaintext,
+                                  void *ciphertext,
+                                  size_t bytes,
+                                  void *tag,
+                                  void *stream);
+
+/**
+ * Queues the verification and decryption of `bytes` bytes of device memory from `ciphertext` to `plaintext`, and doesn't
+ * wait (NIST SP 800-38D, 7.2). `tag` has RINGSEAL_TAG_BYTES bytes. Otherwise as ringseal_gpu_seal().
+ *
+ * The status says whether the work was queued; whether the tag is right is known when the stream has passed the work, and
+ * then stands in the uint32_t at `verdict`, in device memory (or pinned host memory that the device can write), aligned to
+ * 4. In the order of the stream:
+ *
+ * 1. The verdict becomes RINGSEAL_VERDICT_PENDING.
+ * 2. The kernel writes plaintext while it computes the tag: until the stream has passed the work, `plaintext` may hold
+ *    bytes that are not verified. Nothing may read them.
+ * 3. If the tag is right, the verdict becomes RINGSEAL_VERDICT_VERIFIED. If it is wrong, all of `plaintext` is zeroed and
+ *    then the verdict becomes RINGSEAL_VERDICT_FORGED. Where the call was in place, the ciphertext is gone in both cases;
+ *    otherwise it is as it was.
+ *
+ * Work queued behind this on the stream runs whatever the verdict: it must look at the verdict itself, or take zeros.
+ */
+ringseal_status ringseal_gpu_open(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  const void *ciphertext,
+                                  void *plaintext,
+                                  size_t bytes,
+                                  const void *tag,
+                                  uint32_t *verdict,
+                                  void *stream);
+
+/**
+ * Queues the GMAC of `aad_bytes` bytes of device memory at `aad`; its RINGSEAL_TAG_BYTES bytes go to `tag` (NIST SP
+ * 800-38D, 3). Otherwise as ringseal_gpu_seal().
+ */
+ringseal_status ringseal_gpu_gmac(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  void *tag,
+                                  void *stream);
+
+/**
+ * Queues the verification of a GMAC. The verdict comes as that of ringseal_gpu_open(); `aad` stays as it is.
+ */
+ringseal_status ringseal_gpu_gmac_verify(const struct ringseal_gpu_aead *aead,
+                                         const uint8_t *iv,
+                                         size_t iv_bytes,
+                                         const void *aad,
+                                         size_t aad_bytes,
+                                         const void *tag,
+                                         uint32_t *verdict,
+                                         void *stream);
 
 /**
  * Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next
@@ -699,6 +832,100 @@ ringseal_status ringseal_gmac_verify(const struct ringseal_aead *aead,
                                      size_t aad_bytes,
                                      const uint8_t *tag,
                                      size_t tag_bytes);
+
+/**
+ * Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) on the GPU that CUDA numbers `device`, in its primary
+ * context (the one that the CUDA runtime uses), and writes its handle to `out`. Waits for the GPU, and loads the kernels:
+ * keep the handle. The caller still owns, and should erase, the key's bytes. RINGSEAL_STATUS_NO_DEVICE without a usable
+ * GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 9.0.
+ */
+ringseal_status ringseal_gpu_aead_create(const uint8_t *key,
+                                         size_t key_bytes,
+                                         size_t device,
+                                         struct ringseal_gpu_aead **out);
+
+/**
+ * Erases and frees a key, after all work on its device. NULL is allowed.
+ */
+void ringseal_gpu_aead_destroy(struct ringseal_gpu_aead *aead);
+
+/**
+ * Queues, on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL is the default stream), the encryption of `bytes`
+ * bytes of device memory from `plaintext` to `ciphertext`, and doesn't wait (NIST SP 800-38D, 7.1). The tag's
+ * RINGSEAL_TAG_BYTES bytes go to `tag`. `aad`, `plaintext`, `ciphertext` and `tag` are addresses in memory of the key's
+ * device, `iv` is host memory, of which nothing is needed after the call.
+ *
+ * The two texts may be the same address, but not overlap otherwise. Any alignment will do, and multiples of 16 are fast;
+ * `tag` must be a multiple of 4. Ciphertext and tag are there when the stream has passed the work. After a status other
+ * than RINGSEAL_STATUS_OK, don't use them, and don't use the IV again: after RINGSEAL_STATUS_INVALID_ARGUMENT and
+ * RINGSEAL_STATUS_LENGTH nothing was queued; after others the work may have run.
+ *
+ * Never use an IV twice with one key. So a stream that is being captured is refused: each launch of the graph would use
+ * the IV again.
+ */
+ringseal_status ringseal_gpu_seal(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  const void *plaintext,
+                                  void *ciphertext,
+                                  size_t bytes,
+                                  void *tag,
+                                  void *stream);
+
+/**
+ * Queues the verification and decryption of `bytes` bytes of device memory from `ciphertext` to `plaintext`, and doesn't
+ * wait (NIST SP 800-38D, 7.2). `tag` has RINGSEAL_TAG_BYTES bytes. Otherwise as ringseal_gpu_seal().
+ *
+ * The status says whether the work was queued; whether the tag is right is known when the stream has passed the work, and
+ * then stands in the uint32_t at `verdict`, in device memory (or pinned host memory that the device can write), aligned to
+ * 4. In the order of the stream:
+ *
+ * 1. The verdict becomes RINGSEAL_VERDICT_PENDING.
+ * 2. The kernel writes plaintext while it computes the tag: until the stream has passed the work, `plaintext` may hold
+ *    bytes that are not verified. Nothing may read them.
+ * 3. If the tag is right, the verdict becomes RINGSEAL_VERDICT_VERIFIED. If it is wrong, all of `plaintext` is zeroed and
+ *    then the verdict becomes RINGSEAL_VERDICT_FORGED. Where the call was in place, the ciphertext is gone in both cases;
+ *    otherwise it is as it was.
+ *
+ * Work queued behind this on the stream runs whatever the verdict: it must look at the verdict itself, or take zeros.
+ */
+ringseal_status ringseal_gpu_open(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  const void *ciphertext,
+                                  void *plaintext,
+                                  size_t bytes,
+                                  const void *tag,
+                                  uint32_t *verdict,
+                                  void *stream);
+
+/**
+ * Queues the GMAC of `aad_bytes` bytes of device memory at `aad`; its RINGSEAL_TAG_BYTES bytes go to `tag` (NIST SP
+ * 800-38D, 3). Otherwise as ringseal_gpu_seal().
+ */
+ringseal_status ringseal_gpu_gmac(const struct ringseal_gpu_aead *aead,
+                                  const uint8_t *iv,
+                                  size_t iv_bytes,
+                                  const void *aad,
+                                  size_t aad_bytes,
+                                  void *tag,
+                                  void *stream);
+
+/**
+ * Queues the verification of a GMAC. The verdict comes as that of ringseal_gpu_open(); `aad` stays as it is.
+ */
+ringseal_status ringseal_gpu_gmac_verify(const struct ringseal_gpu_aead *aead,
+                                         const uint8_t *iv,
+                                         size_t iv_bytes,
+                                         const void *aad,
+                                         size_t aad_bytes,
+                                         const void *tag,
+                                         uint32_t *verdict,
+                                         void *stream);
 
 /**
  * Makes a group of `ranks` ranks in this process, and writes a handle for each to `out`, which has room for them. Use
@@ -822,7 +1049,7 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
  * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
  * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
  * on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
- * schedules there are the rings, and the options' backend and host have no meaning.
+ * schedules there are the rings and, of two ranks, the exchange; the options' backend and host have no meaning.
  */
 ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
                                                  size_t rank,

@@ -88,6 +88,8 @@ pub enum Schedule {
     Direct = 3,
     /// A tree.
     Tree = 4,
+    /// Each rank sends its whole vector to all others: one hop, for two ranks. On a GPU for two ranks only.
+    Exchange = 5,
 }
 
 /// How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
@@ -212,6 +214,7 @@ pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpA
         2 => Algorithm::Ring,
         3 => Algorithm::Direct,
         4 => Algorithm::Tree,
+        5 => Algorithm::Exchange,
         other => return Err(Failure::argument(format!("{other} is no schedule (enum ringseal_schedule)"))),
     };
     let mut options = Options { crypto, algorithm, ..Options::default() };

@@ -8,6 +8,7 @@ pub mod aead;
 mod argument;
 pub mod communicator;
 pub mod gpu;
+pub mod gpu_aead;
 pub mod status;
 
 use std::ffi::c_char;

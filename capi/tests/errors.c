@@ -125,7 +125,7 @@ static void creation(void) {
     options.protection = 3;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
     options.protection = RINGSEAL_PROTECTION_AES128_GCM;
-    options.schedule = 5;
+    options.schedule = 6;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
     options.schedule = RINGSEAL_SCHEDULE_RING;
     options.record_bytes = 17;
@@ -270,12 +270,30 @@ static void busy(void) {
     ringseal_communicator_destroy(two[1]);
 }
 
+/* What is refused before a GPU is looked for. */
+static void gpu_aead(void) {
+    const uint8_t zeros[32] = {0};
+    uint32_t words[4] = {0};
+    ringseal_gpu_aead *aead = (ringseal_gpu_aead *)1;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_aead_create(zeros, 16, 0, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_aead_create(NULL, 16, 0, &aead));
+    CHECK(aead == NULL);
+    FAILS(LENGTH, ringseal_gpu_aead_create(zeros, 20, 0, &aead));
+    FAILS(NO_DEVICE, ringseal_gpu_aead_create(zeros, 16, 1000, &aead));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_seal(NULL, zeros, 12, NULL, 0, NULL, NULL, 0, words, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_open(NULL, zeros, 12, NULL, 0, NULL, NULL, 0, words, words, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_gmac(NULL, zeros, 12, NULL, 0, words, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_gmac_verify(NULL, zeros, 12, NULL, 0, words, words, NULL));
+    ringseal_gpu_aead_destroy(NULL);
+}
+
 int main(void) {
     CHECK(ringseal_abi_version() == RINGSEAL_ABI_VERSION);
     CHECK(strchr(ringseal_version(), '.'));
     CHECK(strcmp(ringseal_status_name(RINGSEAL_STATUS_INTERNAL), "internal") == 0);
     CHECK(strcmp(ringseal_status_name(-1), "unknown") == 0 && strcmp(ringseal_status_name(17), "unknown") == 0);
     aead();
+    gpu_aead();
     creation();
     group();
     busy();

@@ -10,11 +10,13 @@
 //! * [`Module`] holds compiled kernels, [`Kernel`] launches one: it takes exactly one parameter struct by value,
 //!   as `kernels-gpu` defines it.
 //! * [`Kernels`], with [`DeviceKey`] for AES-CTR and [`GcmKey`] for AES-GCM, are the cipher on device memory.
+//! * [`DeviceAead`] seals and opens messages in device memory in the order of the caller's streams.
 //! * [`SealedCopy`] copies between host and device with nothing but ciphertext on the way.
 //! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
 //!
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
 
+mod aead;
 mod cipher;
 mod communicator;
 mod copy;
@@ -33,6 +35,7 @@ mod seed_keys;
 mod seed_plan;
 mod stream;
 
+pub use aead::{DeviceAead, DeviceText};
 pub use cipher::{DeviceKey, Kernels};
 pub use communicator::GpuCommunicator;
 pub use copy::SealedCopy;
@@ -45,5 +48,6 @@ pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;
 pub(crate) use rank::chosen_record_bytes;
 pub use ring::{GpuGroup, GpuOptions, RankBuffers};
+pub use ringseal_kernels::gcm::{FORGED, VERIFIED};
 pub use seed::{SeedGroup, SeedKernels, SeedOptions};
 pub use stream::{Event, Graph, Stream};

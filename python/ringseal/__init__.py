@@ -1,6 +1,7 @@
 """Sealed collectives: every byte that leaves a rank is sealed with AES-GCM.
 
 * :class:`Aead`: AES-GCM and GMAC.
+* :class:`GpuAead`: the same on device memory, in the order of a CUDA stream.
 * :class:`Communicator`: all-reduce, reduce-scatter, all-gather and broadcast of NumPy arrays over ranks that are threads
   (:meth:`Communicator.group`) or processes (:meth:`Communicator.join`).
 * :class:`GpuCommunicator`: all-reduce on device memory, over ranks that are processes.
@@ -15,6 +16,7 @@ b'a gradient'
 
 from ._aead import Aead
 from ._communicator import Communicator, Gather, GpuCommunicator
+from ._gpu_aead import GpuAead, Verdict
 from ._library import (
     AbortedError,
     AuthenticationError,
@@ -35,11 +37,13 @@ __all__ = [
     "DeadlineError",
     "Error",
     "Gather",
+    "GpuAead",
     "GpuCommunicator",
     "HandshakeError",
     "LostError",
     "PoisonedError",
     "UnsupportedError",
+    "Verdict",
     "version",
 ]
 __version__ = version()

@@ -28,7 +28,7 @@ _DTYPES = {
 }
 _OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 _PROTECTIONS = {"aes-256-gcm": 0, "aes-128-gcm": 1, "none": 2}
-_SCHEDULES = {"default": 0, "relay-ring": 1, "ring": 2, "direct": 3, "tree": 4}
+_SCHEDULES = {"default": 0, "relay-ring": 1, "ring": 2, "direct": 3, "tree": 4, "exchange": 5}
 
 
 def code(kind: str, table: dict[str, int], name: str) -> int:
@@ -96,8 +96,8 @@ class Communicator:
         """Makes all ranks of a group in this process. Use each in a thread of its own.
 
         ``protection`` is "aes-256-gcm", "aes-128-gcm" or, for comparison, "none"; ``schedule`` is "default", "relay-ring",
-        "ring", "direct" or "tree"; ``timeout``, in seconds, is how long to wait for a rank. Without ``secret`` the group has one
-        of its own.
+        "ring", "direct", "tree" or "exchange" (one hop, for two ranks); ``timeout``, in seconds, is how long to wait for a rank.
+        Without ``secret`` the group has one of its own.
         """
         options = _options(protection, schedule, backend, record_bytes, timeout, "127.0.0.1")
         if not 0 < ranks < 1 << 15:
@@ -254,7 +254,10 @@ class GpuCommunicator:
         schedule: str = "default",
         timeout: float = 30.0,
     ) -> None:
-        """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``."""
+        """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``.
+
+        ``schedule`` is "default", "ring", "relay-ring" or, of two ranks, "exchange".
+        """
         options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1")
         if not 0 <= rank < ranks < 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")

@@ -95,6 +95,15 @@ _FUNCTIONS = {
     ],
     "ringseal_gmac": [c_void_p, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p],
     "ringseal_gmac_verify": [c_void_p, c_char_p, c_size_t, c_char_p, c_size_t, c_char_p, c_size_t],
+    "ringseal_gpu_aead_create": [c_char_p, c_size_t, c_size_t, POINTER(c_void_p)],
+    "ringseal_gpu_seal": [
+        c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p,
+    ],
+    "ringseal_gpu_open": [
+        c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p,
+    ],
+    "ringseal_gpu_gmac": [c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p],
+    "ringseal_gpu_gmac_verify": [c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p],
     "ringseal_communicator_create_group": [c_char_p, c_size_t, POINTER(Options), POINTER(c_void_p)],
     "ringseal_communicator_create": [
         c_char_p, c_size_t, c_size_t, POINTER(Options), GATHER, c_void_p, POINTER(c_void_p),
@@ -137,8 +146,8 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{path} has interface version {found}; this package needs {ABI_VERSION}")
     for name in ("ringseal_version", "ringseal_last_error"):
         getattr(library, name).restype = c_char_p
-    for name in ("ringseal_aead_destroy", "ringseal_communicator_destroy", "ringseal_gpu_communicator_destroy"):
-        function = getattr(library, name)
+    for kind in ("aead", "gpu_aead", "communicator", "gpu_communicator"):
+        function = getattr(library, f"ringseal_{kind}_destroy")
         function.restype, function.argtypes = None, [c_void_p]
     for name, argtypes in _FUNCTIONS.items():
         function = getattr(library, name)

@@ -67,7 +67,7 @@ def test_wrong_keys_and_tags_are_value_errors():
         ringseal.Aead(SECRET, backend="tpu")
 
 
-@pytest.mark.parametrize("schedule", ["relay-ring", "ring", "direct", "tree"])
+@pytest.mark.parametrize("schedule", ["relay-ring", "ring", "direct", "tree", "exchange"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint64"])
 def test_every_collective(schedule, dtype):
     ranks, count = 3, 1001

@@ -1,4 +1,4 @@
-"""The gradient hooks, on two processes that gloo brings together. On a GPU too where there is one."""
+"""The gradient hooks, on processes that gloo brings together. On a GPU too where there is one."""
 
 import socket
 import traceback
@@ -20,7 +20,6 @@ from ringseal.ddp import (  # noqa: E402
 )
 
 SECRET = bytes(range(32))
-RANKS = 2
 # A GPU's gradients sealed by the CPU, and by the GPU itself.
 DEVICES = ["cpu"] + (["cuda", "gpu-sealed"] if torch.cuda.is_available() else [])
 
@@ -119,9 +118,9 @@ def shards(rank, device):
     state.close()
 
 
-def rank_main(rank, port, work, device, outcomes):
+def rank_main(rank, ranks, port, work, device, outcomes):
     try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
         work(rank, device)
         outcomes.put("fine")
     except BaseException:
@@ -130,8 +129,8 @@ def rank_main(rank, port, work, device, outcomes):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("work", [averages, a_failure_stops_the_step, shards])
-def test_on_two_processes(work, device):
+@pytest.mark.parametrize("work, ranks", [(averages, 2), (averages, 4), (a_failure_stops_the_step, 2), (shards, 2)])
+def test_on_processes(work, ranks, device):
     if device == "gpu-sealed" and work is shards:
         pytest.skip("only the all-reduce is done by GPUs")
     with socket.socket() as probe:
@@ -139,14 +138,14 @@ def test_on_two_processes(work, device):
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     outcomes = context.Queue()
-    ranks = [
-        context.Process(target=rank_main, args=(rank, port, work, device, outcomes)) for rank in range(RANKS)
+    processes = [
+        context.Process(target=rank_main, args=(rank, ranks, port, work, device, outcomes)) for rank in range(ranks)
     ]
-    for process in ranks:
+    for process in processes:
         process.start()
     try:
-        assert [outcomes.get(timeout=120) for _ in ranks] == ["fine"] * RANKS
+        assert [outcomes.get(timeout=120) for _ in processes] == ["fine"] * ranks
     finally:
-        for process in ranks:
+        for process in processes:
             process.join(5)
             process.terminate()

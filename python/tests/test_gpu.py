@@ -1,0 +1,110 @@
+"""What works on device memory. The tests of it need a GPU, and PyTorch for its memory."""
+
+import pytest
+
+import ringseal
+from ringseal import Verdict
+
+KEY = bytes(range(32))
+
+
+def test_what_is_refused_without_a_gpu():
+    with pytest.raises(ringseal.UnsupportedError, match="GPU|driver"):
+        ringseal.GpuAead(KEY, device=1000)
+    with pytest.raises(ValueError, match="20 bytes|key"):
+        ringseal.GpuAead(bytes(20))
+
+
+@pytest.fixture
+def torch():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch
+
+
+def device_bytes(torch, data):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).cuda()
+
+
+def test_messages_in_device_memory(torch):
+    gpu, cpu = ringseal.GpuAead(KEY), ringseal.Aead(KEY)
+    stream = torch.cuda.Stream()
+    aad = bytes(range(21))
+    for count in (0, 1, 60, 4096, 1_000_003):
+        nonce = count.to_bytes(12, "little")
+        plain = torch.randint(256, (max(count, 1),), dtype=torch.uint8, device="cuda")[:count]
+        extra, tag = device_bytes(torch, aad), torch.zeros(16, dtype=torch.uint8, device="cuda")
+        sealed, verdict = torch.full_like(plain, 7), torch.full((1,), 99, dtype=torch.int32, device="cuda")
+        covers = {"aad": extra.data_ptr(), "aad_bytes": len(aad)}
+        torch.cuda.synchronize()
+        gpu.seal_at(nonce, plain.data_ptr(), sealed.data_ptr(), count, tag.data_ptr(), stream.cuda_stream, **covers)
+        stream.synchronize()
+        expected = cpu.seal(nonce, bytes(plain.cpu().numpy()), aad)
+        assert (bytes(sealed.cpu().numpy()), bytes(tag.cpu().numpy())) == expected
+
+        opened = torch.full_like(plain, 7)
+
+        def open_with(tag):
+            torch.cuda.synchronize()
+            gpu.open_at(
+                nonce, sealed.data_ptr(), opened.data_ptr(), count, tag.data_ptr(), verdict.data_ptr(),
+                stream.cuda_stream, **covers,
+            )
+            stream.synchronize()
+            return verdict.item()
+
+        assert open_with(tag) == Verdict.VERIFIED
+        assert torch.equal(opened, plain)
+        assert open_with(tag ^ device_bytes(torch, bytes(15) + b"\x80")) == Verdict.FORGED
+        assert not opened.any()
+
+
+def test_gmac_in_device_memory(torch):
+    gpu, cpu = ringseal.GpuAead(KEY), ringseal.Aead(KEY)
+    data = bytes(range(200))
+    at, stream = device_bytes(torch, data), torch.cuda.current_stream()
+    tag, verdict = torch.zeros(16, dtype=torch.uint8, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")
+    gpu.gmac_at(bytes(12), at.data_ptr(), len(data), tag.data_ptr(), stream.cuda_stream)
+    stream.synchronize()
+    cpu.verify_gmac(bytes(12), data, bytes(tag.cpu().numpy()))
+    for count, expected in ((len(data), Verdict.VERIFIED), (len(data) - 1, Verdict.FORGED)):
+        gpu.verify_gmac_at(bytes(12), at.data_ptr(), count, tag.data_ptr(), verdict.data_ptr(), stream.cuda_stream)
+        stream.synchronize()
+        assert verdict.item() == expected
+
+
+def test_streams_of_one_key_wait_for_each_other(torch):
+    gpu, cpu = ringseal.GpuAead(KEY), ringseal.Aead(KEY)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    plain = [torch.randint(256, (3_000_000,), dtype=torch.uint8, device="cuda") for _ in range(16)]
+    tags = [torch.zeros(16, dtype=torch.uint8, device="cuda") for _ in plain]
+    sealed = [torch.empty_like(each) for each in plain]
+    torch.cuda.synchronize()
+    for at, (source, target, tag) in enumerate(zip(plain, sealed, tags)):
+        gpu.seal_at(
+            at.to_bytes(12, "big"), source.data_ptr(), target.data_ptr(), source.numel(), tag.data_ptr(),
+            streams[at % 4].cuda_stream,
+        )
+    torch.cuda.synchronize()
+    for at, (source, target, tag) in enumerate(zip(plain, sealed, tags)):
+        expected = cpu.seal(at.to_bytes(12, "big"), bytes(source.cpu().numpy()))
+        assert (bytes(target.cpu().numpy()), bytes(tag.cpu().numpy())) == expected
+
+
+def test_what_is_refused_on_a_gpu(torch):
+    gpu, memory = ringseal.GpuAead(KEY), torch.zeros(256, dtype=torch.uint8, device="cuda")
+    at, stream = memory.data_ptr(), torch.cuda.Stream()
+    with pytest.raises(ValueError, match="overlap"):
+        gpu.seal_at(bytes(12), at, at + 16, 64, at + 128, stream.cuda_stream)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        gpu.seal_at(bytes(12), at, at, 64, at + 129, stream.cuda_stream)
+    with pytest.raises(ValueError, match="verdict"):
+        gpu.open_at(bytes(12), at, at, 64, at + 128, 0, stream.cuda_stream)
+    with pytest.raises(ValueError, match="null"):
+        gpu.seal_at(bytes(12), 0, at, 64, at + 128, stream.cuda_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        with pytest.raises(ValueError, match="captured"):
+            gpu.seal_at(bytes(12), at, at, 64, at + 128, stream.cuda_stream)
+        memory.add_(1)
