@@ -8,12 +8,13 @@ use ringseal_kernels::ctr::{self, CtrParams};
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::gcm::{self, RECORDS_SHARED, RecordsParams};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::gmac::{gmac_make, gmac_verify};
 use ringseal_kernels::message::{
     self, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace, ghash_powers, plan,
 };
 use zeroize::{Zeroize, Zeroizing};
 
-use super::gcm::HashSubkey;
+use super::gcm::{BlockCipher, HashSubkey, gmac_params, is_gmac};
 use super::staging::{Launcher, Staged, Staging, Work};
 use super::{Backend, CounterWidth, PreparedKey, le_words};
 use crate::Result;
@@ -56,6 +57,7 @@ impl Backend for Emulated {
         Ok(Box::new(Staged(EmulatedKey {
             kernels,
             round_keys: Zeroizing::new(expand_key(key.as_bytes())),
+            cipher: BlockCipher::new(key),
             subkey: HashSubkey::new(key),
             hash_keys: OnceLock::new(),
         })))
@@ -73,6 +75,7 @@ struct Kernels {
 struct EmulatedKey {
     kernels: Kernels,
     round_keys: Zeroizing<RoundKeys>,
+    cipher: BlockCipher,
     subkey: HashSubkey,
     /// Made when GCM is first used, as that takes launches of its own.
     hash_keys: OnceLock<HashKeys>,
@@ -141,11 +144,22 @@ impl EmulatedKey {
     }
 
     /// `message` lies in `_staging`.
-    fn on_message(&self, kernel: unsafe fn(MessageParams), message: Message, _staging: &mut Staging) {
+    fn on_message(&self, work: Work, message: Message, _staging: &mut Staging) {
         // SAFETY: it consists of words, which may be zero.
         let mut workspace = unsafe { Box::<Workspace>::new_zeroed().assume_init() };
         let plan = plan(message.length, message.aad_length, MAX_BLOCKS as u32);
         let keys = self.hash_keys();
+        if is_gmac(&message) {
+            let workspace = &raw mut *workspace as u64;
+            let addresses = [keys.ghash.address(), keys.powers.address(), workspace];
+            let params = gmac_params(&message, plan, &self.cipher, addresses);
+            let kernel = [gmac_make, gmac_verify][work as usize];
+            launch(&[Launch::new(plan.blocks, gmac_make::THREADS, gmac_make::SHARED, || {
+                // SAFETY: the data is part of `_staging`, borrowed for the whole launch; the keys are filled.
+                unsafe { kernel(params) }
+            })]);
+            return;
+        }
         let params = MessageParams {
             keys: *self.round_keys,
             ghash_key: keys.ghash.address(),
@@ -154,6 +168,7 @@ impl EmulatedKey {
             share: plan.share,
             message,
         };
+        let kernel = self.kernels.message[work as usize];
         launch(&[Launch::new(plan.blocks, THREADS, MESSAGE_SHARED, || {
             // SAFETY: the message is part of `_staging`, borrowed for the whole launch; the keys are filled.
             unsafe { kernel(params) }
@@ -192,7 +207,7 @@ impl Launcher for EmulatedKey {
     fn launch(&self, work: Work, staging: &mut Staging) -> Result<()> {
         let base = staging.bytes().as_mut_ptr() as u64;
         match staging.single(base) {
-            Some(message) => self.on_message(self.kernels.message[work as usize], message, staging),
+            Some(message) => self.on_message(work, message, staging),
             None => self.on_records(self.kernels.records[work as usize], staging),
         }
         Ok(())

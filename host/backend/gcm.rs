@@ -4,8 +4,11 @@
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
+use ringseal_kernels::gmac::GmacParams;
+use ringseal_kernels::message::{Message, Plan};
 use zeroize::Zeroizing;
 
+use super::le_words;
 use crate::aead::{AesKey, Iv};
 
 /// The hash subkey H and the GHASH prepared from it. Zeroized on drop.
@@ -64,6 +67,60 @@ impl HashSubkey {
 impl std::fmt::Debug for HashSubkey {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("HashSubkey(..)")
+    }
+}
+
+/// AES of single blocks on the host: what masks the tags of kernels that have no AES of their own. Zeroized on drop.
+pub(crate) enum BlockCipher {
+    Aes128(Box<aes::Aes128>),
+    Aes192(Box<aes::Aes192>),
+    Aes256(Box<aes::Aes256>),
+}
+
+impl BlockCipher {
+    pub(crate) fn new(key: &AesKey) -> Self {
+        match key {
+            AesKey::Aes128(bytes) => Self::Aes128(Box::new(aes::Aes128::new(bytes.into()))),
+            AesKey::Aes192(bytes) => Self::Aes192(Box::new(aes::Aes192::new(bytes.into()))),
+            AesKey::Aes256(bytes) => Self::Aes256(Box::new(aes::Aes256::new(bytes.into()))),
+        }
+    }
+
+    /// The cipher of a block.
+    pub(crate) fn encrypt(&self, mut block: [u8; 16]) -> [u8; 16] {
+        match self {
+            Self::Aes128(cipher) => cipher.encrypt_block((&mut block).into()),
+            Self::Aes192(cipher) => cipher.encrypt_block((&mut block).into()),
+            Self::Aes256(cipher) => cipher.encrypt_block((&mut block).into()),
+        }
+        block
+    }
+}
+
+/// Whether the kernels for GMAC take a message: additional data only, at a multiple of 16.
+pub(crate) fn is_gmac(message: &Message) -> bool {
+    message.length == 0 && message.aad_length > 0 && message.aad.is_multiple_of(16)
+}
+
+/// What the kernels for GMAC take, for a message that [`is_gmac`]; `addresses` are those of the powers of H in both forms
+/// and of the workspace. The mask is secret.
+pub(crate) fn gmac_params(
+    message: &Message,
+    plan: Plan,
+    cipher: &BlockCipher,
+    [ghash_key, powers, workspace]: [u64; 3],
+) -> GmacParams {
+    let j0: [u8; 16] = bytemuck::cast(message.j0.map(u32::to_le));
+    GmacParams {
+        ghash_key,
+        powers,
+        workspace,
+        share: plan.share,
+        data: message.aad,
+        length: message.aad_length,
+        tag: message.tag,
+        verdict: message.verdict,
+        mask: le_words(cipher.encrypt(j0)),
     }
 }
 

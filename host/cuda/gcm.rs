@@ -6,6 +6,7 @@ use std::fmt;
 use ringseal_kernels::aes::{RoundKeys, expand_key};
 use ringseal_kernels::gcm::{RECORDS_SHARED, RecordsParams, gcm_seal_records_128};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::gmac::{gmac_make, gmac_verify};
 use ringseal_kernels::message::{
     BYTES_MAX, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace,
     gcm_seal_message_128, ghash_powers, plan,
@@ -17,7 +18,7 @@ use super::memory::DeviceBuffer;
 use super::module::{Kernel, Launch, Module};
 use super::stream::Stream;
 use crate::aead::{self, AesKey};
-use crate::backend::gcm::HashSubkey;
+use crate::backend::gcm::{BlockCipher, HashSubkey, gmac_params, is_gmac};
 use crate::backend::le_words;
 use crate::{Error, Result};
 
@@ -33,6 +34,8 @@ pub(crate) fn no_gcm() -> Error {
 pub(super) struct GcmKernels {
     ghash_key: Kernel,
     ghash_powers: Kernel,
+    gmac_make: Kernel,
+    gmac_verify: Kernel,
     aes128: Ciphers,
     aes192: Ciphers,
     aes256: Ciphers,
@@ -62,6 +65,8 @@ impl GcmKernels {
         Ok(Self {
             ghash_key: module.kernel("ghash_key", ghash_key::SHARED)?,
             ghash_powers: module.kernel("ghash_powers", ghash_powers::SHARED)?,
+            gmac_make: module.kernel("gmac_make", gmac_make::SHARED)?,
+            gmac_verify: module.kernel("gmac_verify", gmac_verify::SHARED)?,
             aes128: ciphers(128)?,
             aes192: ciphers(192)?,
             aes256: ciphers(256)?,
@@ -74,6 +79,8 @@ impl GcmKernels {
 pub struct GcmKey {
     kernels: Kernels,
     round_keys: Zeroizing<RoundKeys>,
+    /// For the masks of tags of messages without a text.
+    cipher: BlockCipher,
     subkey: HashSubkey,
     ghash: DeviceBuffer,
     powers: DeviceBuffer,
@@ -127,7 +134,8 @@ impl GcmKey {
         launched?;
         stream.synchronize()?;
         let round_keys = Zeroizing::new(expand_key(key.as_bytes()));
-        Ok(Self { kernels: kernels.clone(), round_keys, subkey, ghash, powers, bits: key.bits() })
+        let cipher = BlockCipher::new(key);
+        Ok(Self { kernels: kernels.clone(), round_keys, cipher, subkey, ghash, powers, bits: key.bits() })
     }
 
     /// The hash subkey, for the counter blocks of records.
@@ -162,7 +170,8 @@ impl GcmKey {
         unsafe { self.launch_records(&self.ciphers()?.open_records, records, count, stream) }
     }
 
-    /// Queues the sealing of one message by the whole GPU.
+    /// Queues the sealing of one message by the whole GPU. Fastest where the text, or without one the additional data,
+    /// begins at a multiple of 16.
     ///
     /// # Errors
     /// [`Error::Length`] past the standard's limits and [`BYTES_MAX`], [`Error::InvalidArgument`] when input and output
@@ -178,7 +187,12 @@ impl GcmKey {
         stream: &Stream,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_message(&self.ciphers()?.seal_message, message, workspace, stream) }
+        unsafe {
+            match is_gmac(message) {
+                true => self.launch_gmac(&self.kernels.gcm()?.gmac_make, message, workspace, stream),
+                false => self.launch_message(&self.ciphers()?.seal_message, message, workspace, stream),
+            }
+        }
     }
 
     /// Queues the opening of one message, as [`GcmKey::seal_message`] its sealing. The verdict tells whether it
@@ -196,7 +210,12 @@ impl GcmKey {
         stream: &Stream,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_message(&self.ciphers()?.open_message, message, workspace, stream) }
+        unsafe {
+            match is_gmac(message) {
+                true => self.launch_gmac(&self.kernels.gcm()?.gmac_verify, message, workspace, stream),
+                false => self.launch_message(&self.ciphers()?.open_message, message, workspace, stream),
+            }
+        }
     }
 
     fn ciphers(&self) -> Result<&Ciphers> {
@@ -248,6 +267,24 @@ impl GcmKey {
         // SAFETY: the parameters are those of the kernels on a message; the caller promises the addresses.
         let launched = unsafe { kernel.launch(launch, stream, &params) };
         params.keys.zeroize();
+        launched
+    }
+
+    unsafe fn launch_gmac(
+        &self,
+        kernel: &Kernel,
+        message: &Message,
+        workspace: &MessageWorkspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        check_message_len(0, message.aad_length)?;
+        let plan = plan(0, message.aad_length, self.kernels.multiprocessors());
+        let launch = Launch { blocks: plan.blocks, threads: gmac_make::THREADS };
+        let addresses = [self.ghash.pointer(), self.powers.pointer(), workspace.0.pointer()];
+        let mut params = gmac_params(message, plan, &self.cipher, addresses);
+        // SAFETY: the parameters are those of the kernels for GMAC; the caller promises the addresses.
+        let launched = unsafe { kernel.launch(launch, stream, &params) };
+        params.mask.zeroize();
         launched
     }
 }

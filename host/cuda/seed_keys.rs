@@ -1,6 +1,5 @@
 //! The keys of a [`SeedGroup`](super::SeedGroup): of its present epoch.
 
-use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use ringseal_kernels::table_ghash::{MacKeyParams, mac_key_bytes};
 use zeroize::{Zeroize, Zeroizing};
 
@@ -8,6 +7,7 @@ use super::ring_keys::hash_key;
 use super::seed::SeedKernels;
 use super::{DeviceBuffer, DeviceKey, Stream};
 use crate::aead::AesKey;
+use crate::backend::gcm::BlockCipher;
 use crate::channel::{GroupSecret, Handshake, KeyLength, Reserved, Root, Terms, Unconfirmed, Volume};
 use crate::{Error, Result};
 
@@ -32,12 +32,7 @@ pub(super) struct SenderKey {
     /// On the device: for the MAC, prepared by [`SeedKernels::prepare_mac`].
     pub(super) mac: DeviceBuffer,
     /// On the host: for the tags' masks, one block a message.
-    host: HostCipher,
-}
-
-enum HostCipher {
-    Aes128(Box<aes::Aes128>),
-    Aes256(Box<aes::Aes256>),
+    host: BlockCipher,
 }
 
 impl std::fmt::Debug for SeedKeys {
@@ -127,7 +122,7 @@ impl SenderKey {
             sender,
             text: DeviceKey::new(kernels.cipher(), &key),
             mac: DeviceBuffer::secret(kernels.cipher().device(), mac_key_bytes(chains) as usize)?,
-            host: HostCipher::new(&key),
+            host: BlockCipher::new(&key),
         })
     }
 
@@ -142,7 +137,7 @@ impl SenderKey {
     ) -> Result<()> {
         let key = derive(root, self.sender, epoch, length)?;
         self.text = DeviceKey::new(kernels.cipher(), &key);
-        self.host = HostCipher::new(&key);
+        self.host = BlockCipher::new(&key);
         let mut params = MacKeyParams { h: hash_key(key.as_bytes()), key: self.mac.pointer(), chains };
         // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call that waits
         // for the device.
@@ -153,22 +148,7 @@ impl SenderKey {
 
     /// The cipher of a block, on the host.
     pub(super) fn encrypt(&self, block: [u8; 16]) -> [u8; 16] {
-        let mut block = block;
-        match &self.host {
-            HostCipher::Aes128(cipher) => cipher.encrypt_block((&mut block).into()),
-            HostCipher::Aes256(cipher) => cipher.encrypt_block((&mut block).into()),
-        }
-        block
-    }
-}
-
-impl HostCipher {
-    fn new(key: &AesKey) -> Self {
-        match key {
-            AesKey::Aes128(bytes) => Self::Aes128(Box::new(aes::Aes128::new(bytes.into()))),
-            AesKey::Aes192(_) => unreachable!("KeyLength has no such length"),
-            AesKey::Aes256(bytes) => Self::Aes256(Box::new(aes::Aes256::new(bytes.into()))),
-        }
+        self.host.encrypt(block)
     }
 }
 

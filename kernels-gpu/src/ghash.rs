@@ -301,23 +301,33 @@ impl GroupedChains {
     pub unsafe fn take(&mut self, blocks: [Quad; 2], left: u32, matrices: Matrices) {
         let [a, b] = self.earlier;
         if left.is_multiple_of(GROUP as u32) {
-            let mut counts = tensor::Counts::zero();
-            tensor::fence();
-            // SAFETY: the caller's; the matrices are written.
-            unsafe {
-                tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
-                tensor::multiply::<true>(&mut counts, &a, matrices.0 + EARLIER);
-                tensor::multiply::<true>(&mut counts, &b, matrices.0 + EARLIER + MATRIX_BYTES);
-                tensor::multiply::<true>(&mut counts, &blocks[0], matrices.0 + FIRST);
-                tensor::multiply::<true>(&mut counts, &blocks[1], matrices.0 + SECOND);
-            }
-            tensor::commit();
-            tensor::wait(&mut counts, &[self.state, a, b, blocks[0], blocks[1]]);
-            let [low, high] = tensor::pack(&counts);
-            self.state = [low, high, 0, 0];
-            self.state_matrix = GROUP_STATE;
+            // SAFETY: the caller's.
+            unsafe { self.take_group([a, b, blocks[0], blocks[1]], matrices) };
         }
         self.earlier = blocks;
+    }
+
+    /// Takes a whole group: this thread's blocks of its tiles. In place of [`take`](Self::take), not beside it.
+    ///
+    /// # Safety
+    /// As [`Chains::take`].
+    #[inline(always)]
+    pub unsafe fn take_group(&mut self, [a, b, c, d]: [Quad; 2 * GROUP], matrices: Matrices) {
+        let mut counts = tensor::Counts::zero();
+        tensor::fence();
+        // SAFETY: the caller's; the matrices are written.
+        unsafe {
+            tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
+            tensor::multiply::<true>(&mut counts, &a, matrices.0 + EARLIER);
+            tensor::multiply::<true>(&mut counts, &b, matrices.0 + EARLIER + MATRIX_BYTES);
+            tensor::multiply::<true>(&mut counts, &c, matrices.0 + FIRST);
+            tensor::multiply::<true>(&mut counts, &d, matrices.0 + SECOND);
+        }
+        tensor::commit();
+        tensor::wait(&mut counts, &[self.state, a, b, c, d]);
+        let [low, high] = tensor::pack(&counts);
+        self.state = [low, high, 0, 0];
+        self.state_matrix = GROUP_STATE;
     }
 
     /// [`Chains::add_last`] and [`Chains::last`].

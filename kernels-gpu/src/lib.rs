@@ -19,6 +19,8 @@ pub mod gf128;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod ghash;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod gmac;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod message;
 pub mod params;
 pub mod record;

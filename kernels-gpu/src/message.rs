@@ -149,13 +149,13 @@ pub const fn plan(length: u64, aad_length: u64, multiprocessors: u32) -> Plan {
 }
 
 // Shared memory after the tables of AES.
-const MATRICES_AT: u32 = TABLES_END;
+pub(crate) const MATRICES_AT: u32 = TABLES_END;
 const SEGMENTS_AT: u32 = MATRICES_AT + MATRICES_BYTES;
-const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
+pub(crate) const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
 const LAST_AT: u32 = LANES_AT + LANES_BYTES;
-const WEIGHTS_AT: u32 = LAST_AT + LAST_BYTES;
+pub(crate) const WEIGHTS_AT: u32 = LAST_AT + LAST_BYTES;
 const PARTS_AT: u32 = WEIGHTS_AT + 16 * THREADS;
-const MASK_AT: u32 = PARTS_AT + 64;
+pub(crate) const MASK_AT: u32 = PARTS_AT + 64;
 const FORGED_AT: u32 = MASK_AT + 16;
 const SHARED_END: u32 = FORGED_AT + 16;
 const _: () = assert!(SHARED_END <= SHARED_END_SM_90);
@@ -375,7 +375,7 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
     }
 
     if thread::block_index() == thread::grid_size() - 1 {
-        chains.add_last(lengths(&params.message));
+        chains.add_last(lengths(params.message.aad_length, params.message.length));
     }
     let mut word = 0;
     // Of a message without a block, the block of lengths is all there is.
@@ -384,24 +384,14 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         // SAFETY: all threads of the warpgroup run this alike.
         word = unsafe { chains.last(matrices) };
     }
-    // SAFETY: nobody has used the place.
-    unsafe { shared::store_u32::<LAST_AT>(4 * index, word) };
-    // After this all texts of the share are stored, too.
-    device::sync_threads();
-    let mut forged = 0;
-    if warp_index < 4 {
-        // SAFETY: the barrier came after all words.
-        unsafe {
-            let part = warp_sum(ghash::part(LAST_AT, LANES_AT, warp_index));
-            if thread::lane().is_multiple_of(8) {
-                shared::store_u32::<PARTS_AT>(16 * warp_index + thread::lane() / 2, part);
-            }
-            device::sync_warpgroup();
-            if warp_index == 0 {
-                forged = finish::<SEAL>(params, share.behind) as u32;
-            }
-        }
-    }
+    let end = End {
+        workspace: params.workspace,
+        tag: params.message.tag,
+        verdict: params.message.verdict,
+        behind: share.behind,
+    };
+    // SAFETY: nobody has used the place of the words; the rest is stored.
+    let forged = unsafe { combine::<SEAL>(word, &end) } as u32;
     if !SEAL {
         if index == 0 {
             // SAFETY: this thread's place.
@@ -420,6 +410,46 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
             }
         }
     }
+}
+
+/// Where what a message's thread blocks have summed goes.
+pub(crate) struct End {
+    /// Address of the [`Workspace`].
+    pub(crate) workspace: u64,
+    /// Address of the tag.
+    pub(crate) tag: u64,
+    /// Address of opening's verdict.
+    pub(crate) verdict: u64,
+    /// Blocks of the message behind this thread block's share.
+    pub(crate) behind: u64,
+}
+
+/// All threads: adds up the share's sum from each thread's word of the chains ([`Chains::last`]), and finishes the message;
+/// what [`finish`] returns, in the first warp. Ends the share: all that its threads stored before is stored.
+///
+/// # Safety
+/// As [`finish`], but for the parts, and with lanes at [`LANES_AT`]; the places of words and parts are nobody else's.
+#[inline(always)]
+pub(crate) unsafe fn combine<const SEAL: bool>(word: u32, end: &End) -> bool {
+    let warp_index = thread::warp();
+    // SAFETY: the caller's.
+    unsafe { shared::store_u32::<LAST_AT>(4 * thread::index(), word) };
+    device::sync_threads();
+    let mut forged = false;
+    if warp_index < 4 {
+        // SAFETY: the barrier came after all words.
+        unsafe {
+            let part = warp_sum(ghash::part(LAST_AT, LANES_AT, warp_index));
+            if thread::lane().is_multiple_of(8) {
+                shared::store_u32::<PARTS_AT>(16 * warp_index + thread::lane() / 2, part);
+            }
+            device::sync_warpgroup();
+            if warp_index == 0 {
+                forged = finish::<SEAL>(end);
+            }
+        }
+    }
+    forged
 }
 
 /// Has the first tile's blocks of text brought nearer.
@@ -447,7 +477,7 @@ unsafe fn prefetch(message: &Message, share: &Share) {
 /// # Safety
 /// `powers` is the address of a filled [`Powers`].
 #[inline(always)]
-unsafe fn load_weight(powers: u64, behind: u64) -> Quad {
+pub(crate) unsafe fn load_weight(powers: u64, behind: u64) -> Quad {
     let (digit, lane) = (thread::warp(), thread::lane());
     let value = if digit < DIGITS { digit_of(behind, digit) } else { 0 };
     if value == 0 {
@@ -484,10 +514,10 @@ unsafe fn prepare(params: &MessageParams, tables: Tables, counter: u32, tiles: u
     }
 }
 
-/// The block of both lengths in bits (SP 800-38D section 7.1 step 5).
+/// The block of both lengths, given in bytes, in bits (SP 800-38D section 7.1 step 5).
 #[inline(always)]
-fn lengths(message: &Message) -> Quad {
-    let (aad, text) = (8 * message.aad_length, 8 * message.length);
+pub(crate) fn lengths(aad: u64, text: u64) -> Quad {
+    let (aad, text) = (8 * aad, 8 * text);
     [
         ((aad >> 32) as u32).swap_bytes(),
         (aad as u32).swap_bytes(),
@@ -585,7 +615,7 @@ unsafe fn times(word: u32, entry: u32) -> u32 {
 /// # Safety
 /// The parts, the weights and, in the first thread block, the mask are in shared memory, stored before a barrier.
 #[inline(always)]
-unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64) -> bool {
+unsafe fn finish<const SEAL: bool>(end: &End) -> bool {
     let (lane, grid) = (thread::lane(), thread::grid_size());
     // Every lane has word lane / 8 of the sum.
     let at = lane / 8 * 4;
@@ -598,7 +628,7 @@ unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64) -> bool 
     };
     let mut digit = 0;
     while digit < DIGITS {
-        if digit_of(behind, digit) != 0 {
+        if digit_of(end.behind, digit) != 0 {
             // SAFETY: the caller's.
             word = unsafe { times(word, WEIGHTS_AT + WEIGHT_BYTES * digit) };
         }
@@ -609,20 +639,20 @@ unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64) -> bool 
         word ^= unsafe { shared::load_u32::<MASK_AT>(at) }.swap_bytes();
     }
     if grid > 1 {
-        let sums = params.workspace + SUMS_OFFSET;
+        let sums = end.workspace + SUMS_OFFSET;
         // SAFETY: the workspace; the counter's release and acquire order the sums.
         unsafe {
             if lane.is_multiple_of(8) {
                 global::store_u32(sums + (16 * thread::block_index() + at) as u64, word);
             }
             warp::sync();
-            let before = if lane == 0 { global::add_u32(params.workspace, 1) } else { 0 };
+            let before = if lane == 0 { global::add_u32(end.workspace, 1) } else { 0 };
             if warp::shuffle(before, 0) != grid - 1 {
                 return false;
             }
             warp::sync();
             if lane == 0 {
-                global::store_u32(params.workspace, 0);
+                global::store_u32(end.workspace, 0);
             }
             let sum = |i: u32| {
                 let block = lane + 32 * i;
@@ -636,16 +666,16 @@ unsafe fn finish<const SEAL: bool>(params: &MessageParams, behind: u64) -> bool 
     if SEAL {
         if lane.is_multiple_of(8) {
             // SAFETY: the message's tag.
-            unsafe { global::store_u32(params.message.tag + at as u64, tag) };
+            unsafe { global::store_u32(end.tag + at as u64, tag) };
         }
         return false;
     }
     // SAFETY: the message's tag.
-    let difference = tag ^ unsafe { global::load_volatile_u32(params.message.tag + at as u64) };
+    let difference = tag ^ unsafe { global::load_volatile_u32(end.tag + at as u64) };
     let forged = warp::ballot(difference != 0) != 0;
     if !forged && lane == 0 {
         // SAFETY: the message's verdict.
-        unsafe { global::store_u32(params.message.verdict, VERIFIED) };
+        unsafe { global::store_u32(end.verdict, VERIFIED) };
     }
     forged
 }

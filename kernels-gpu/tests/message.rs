@@ -7,14 +7,12 @@ mod keys;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use aes_gcm::{Aes128Gcm, Aes256Gcm, AesGcm, aead::consts::U12, aes::Aes192};
 use common::{bytes, raw};
-use keys::{ghash_key_of, hash_key};
+use keys::{ghash_key_of, hash_key, powers_of};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::gcm::{FORGED, VERIFIED, nonce_j0};
 use ringseal_kernels::ghash::GhashKey;
-use ringseal_kernels::message::{
-    self, DIGITS, MESSAGE_SHARED, MessageParams, Plan, Powers, PowersParams, Workspace, ghash_powers, plan,
-};
+use ringseal_kernels::message::{self, DIGITS, MESSAGE_SHARED, MessageParams, Plan, Powers, Workspace, plan};
 
 /// Bytes at `shift` from a multiple of 16, between bytes that nobody may write.
 struct Buffer {
@@ -61,15 +59,9 @@ impl Key {
         let bytes = bytes(seed, length);
         let h = hash_key(&bytes);
         let ghash = ghash_key_of(h);
-        // SAFETY: all fields of both are plain words.
-        let (mut powers, workspace) = unsafe {
-            (Box::<Powers>::new_zeroed().assume_init(), Box::<Workspace>::new_zeroed().assume_init())
-        };
-        let params = PowersParams { h, powers: &raw mut *powers as u64 };
-        // SAFETY: the address is that of a Powers.
-        launch(&[Launch::new(DIGITS, ghash_powers::THREADS, ghash_powers::SHARED, || unsafe {
-            ghash_powers(params)
-        })]);
+        let powers = powers_of(h);
+        // SAFETY: all its fields are plain words.
+        let workspace = unsafe { Box::<Workspace>::new_zeroed().assume_init() };
         Key { bytes, ghash, powers, workspace }
     }
 

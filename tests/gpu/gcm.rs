@@ -20,6 +20,8 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("gcm::one_message_of_every_shape", one_message),
     ("gcm::one_message_past_4_gib", past_4_gib),
     ("gcm::one_message_at_any_alignment", any_alignment),
+    ("gcm::gmac_of_any_length_and_alignment", gmac),
+    ("gcm::gmac_past_4_gib", gmac_past_4_gib),
     ("gcm::a_forged_message_leaves_zeros", forged_message),
     ("gcm::forgeries_leave_zeros", forgeries),
 ];
@@ -230,6 +232,78 @@ fn any_alignment(device: &Device) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Makes the tag of random data of so many bytes, `shift` from a multiple of 16, and compares it; verifies it, then with a
+/// bit of the data and of the tag changed.
+fn check_gmac(device: &Device, length: u64, shift: u64) -> Outcome {
+    let bytes = random::<32>()?;
+    let aes = AesKey::from_bytes(&bytes)?;
+    let stream = Stream::new(device)?;
+    let key = GcmKey::new(&kernels(device)?, &aes, &stream)?;
+    let workspace = MessageWorkspace::new(&stream)?;
+    let mut buffer = DeviceBuffer::new(device, (64 + length) as usize)?;
+    buffer.fill(0, &stream)?;
+    let piece = random_bytes(length.min(64 << 20) as usize)?;
+    let data: Vec<u8> = piece.iter().copied().cycle().take(length as usize).collect();
+    buffer.write((32 + shift) as usize, &data, &stream)?;
+    let base = buffer.pointer();
+    let message = message::Message {
+        input: 0,
+        output: 0,
+        length: 0,
+        aad: base + 32 + shift,
+        aad_length: length,
+        tag: base,
+        verdict: base + 16,
+        j0: gcm::nonce_j0(random::<3>()?.map(u32::from)),
+    };
+    // SAFETY: the message names parts of the buffer; one stream, which the reads synchronize.
+    unsafe { key.seal_message(&message, &workspace, &stream)? };
+    let mut tag = [0; 16];
+    buffer.read(0, &mut tag, &stream)?;
+    let nonce: Vec<u8> = message.j0[..3].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let cpu = Aead::new(backend::by_name("cpu")?.as_ref(), &aes)?;
+    let expected = cpu.seal_in_place(Iv::new(&nonce)?, &data, &mut [])?;
+    ensure!(tag == expected, "tag of {length} bytes at {shift}");
+    let middle = length / 2;
+    let changes = [None, Some(5), Some(32 + shift), Some(32 + shift + middle), Some(32 + shift + length - 1)];
+    for change in changes {
+        let mut byte = [0];
+        if let Some(at) = change {
+            buffer.read(at as usize, &mut byte, &stream)?;
+            buffer.write(at as usize, &[byte[0] ^ 0x40], &stream)?;
+        }
+        buffer.write(16, &[0; 4], &stream)?;
+        let mut verdict = [0; 4];
+        // SAFETY: as above.
+        unsafe { key.open_message(&message, &workspace, &stream)? };
+        buffer.read(16, &mut verdict, &stream)?;
+        let right = if change.is_none() { gcm::VERIFIED } else { gcm::FORGED };
+        ensure!(
+            u32::from_le_bytes(verdict) == right,
+            "{length} bytes at {shift}, change {change:?}: {verdict:?}"
+        );
+        if let Some(at) = change {
+            buffer.write(at as usize, &byte, &stream)?;
+        }
+    }
+    Ok(())
+}
+
+fn gmac(device: &Device) -> Outcome {
+    // Unaligned data is the kernels' on one message.
+    for length in [1, 15, 16, 17, 2048, 2049, 65_536, 1 << 20, (8 << 20) + 3, 100 << 20, (256 << 20) + 1] {
+        for shift in [0, 16, 4, 1] {
+            check_gmac(device, length, shift)?;
+        }
+    }
+    Ok(())
+}
+
+/// The number of bytes needs more than 32 bits.
+fn gmac_past_4_gib(device: &Device) -> Outcome {
+    check_gmac(device, (4 << 30) + 5 * 32_768 + 7, 0)
 }
 
 /// Of one message, of one and of many thread blocks, one bit is changed; then it is put right, which must open.

@@ -18,7 +18,7 @@ mod nvptx;
 pub mod tensor;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use emulated::primitives::*;
+pub use emulated::{copy_async, primitives::*};
 #[cfg(target_arch = "nvptx64")]
 pub use nvptx::*;
 

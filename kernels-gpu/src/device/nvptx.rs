@@ -155,6 +155,12 @@ pub mod shared {
         base
     }
 
+    /// The hardware's address of `address`.
+    #[inline(always)]
+    pub(super) fn place(address: u32) -> u32 {
+        base().wrapping_add(address).wrapping_sub(SHARED_BASE)
+    }
+
     /// Ends the launch unless the window begins at `SHARED_BASE` in the block's own memory: for kernels that give addresses to
     /// the hardware themselves (matrix descriptors).
     #[inline(always)]
@@ -413,6 +419,40 @@ pub mod global {
             asm!("st.global.v4.u32 [{}], {{{}, {}, {}, {}}};", in(reg64) address,
                 in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
         }
+    }
+}
+
+/// Copies from global to shared memory that go on while the thread does other things (PTX ISA, "cp.async"): each thread
+/// for itself. What it started since its last [`commit`](copy_async::commit) is a group.
+pub mod copy_async {
+    use core::arch::asm;
+
+    /// Starts copying `bytes` bytes (up to 16) from `from` to shared memory at `to`, where zeros fill up 16.
+    ///
+    /// # Safety
+    /// `to` is a multiple of 16 in the window, and no thread accesses the 16 bytes until this one has waited for the copy.
+    /// `from` is a multiple of 16; its `bytes` bytes are device-accessible memory and stay what they are until then.
+    #[inline(always)]
+    pub unsafe fn start(to: u32, from: u64, bytes: u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!("cp.async.cg.shared.global [{}], [{}], 16, {};", in(reg32) super::shared::place(to),
+                in(reg64) from, in(reg32) bytes, options(nostack))
+        }
+    }
+
+    /// Ends the group of the copies started since the last call; it may be empty.
+    #[inline(always)]
+    pub fn commit() {
+        // SAFETY: no operands.
+        unsafe { asm!("cp.async.commit_group;", options(nostack)) }
+    }
+
+    /// Waits until all but the last `LEFT` groups are copied. Only this thread sees what they stored, until a barrier.
+    #[inline(always)]
+    pub fn wait<const LEFT: u32>() {
+        // SAFETY: no operands.
+        unsafe { asm!("cp.async.wait_group {};", const LEFT, options(nostack)) }
     }
 }
 

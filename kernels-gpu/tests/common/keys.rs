@@ -4,6 +4,7 @@ use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{KeyInit, array::Array};
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::message::{DIGITS, Powers, PowersParams, ghash_powers};
 
 use crate::common::raw;
 
@@ -28,4 +29,17 @@ pub(crate) fn ghash_key_of(h: [u32; 4]) -> Box<GhashKey> {
         ghash_key(params)
     })]);
     filled
+}
+
+/// Powers of H, by the kernel that makes them.
+#[allow(dead_code, reason = "the tests of records have no use for them")]
+pub(crate) fn powers_of(h: [u32; 4]) -> Box<Powers> {
+    // SAFETY: all its fields are plain words.
+    let mut powers: Box<Powers> = unsafe { Box::new_zeroed().assume_init() };
+    let params = PowersParams { h, powers: &raw mut *powers as u64 };
+    // SAFETY: `powers` is a Powers.
+    launch(&[Launch::new(DIGITS, ghash_powers::THREADS, ghash_powers::SHARED, || unsafe {
+        ghash_powers(params)
+    })]);
+    powers
 }

@@ -6,6 +6,7 @@ use std::panic::Location;
 
 use corosensei::Yielder;
 
+use super::copy_async::Copies;
 use super::memory::{Barriers, Place, SharedMemory};
 
 /// Which threads do something together.
@@ -55,6 +56,8 @@ pub(super) struct Block {
     pub(super) round: Cell<u64>,
     pub(super) memory: RefCell<SharedMemory>,
     barriers: Vec<Cell<Barriers>>,
+    /// Each thread's asynchronous copies.
+    pub(super) copies: Vec<RefCell<Copies>>,
     yielders: Vec<Cell<*const Yielder<(), Pause>>>,
     /// Meetings of warps, then of warpgroups, then of the block.
     meetings: RefCell<Vec<Option<Meeting>>>,
@@ -74,6 +77,7 @@ impl Block {
             round: Cell::new(0),
             memory: RefCell::new(memory),
             barriers: vec![Cell::default(); threads as usize],
+            copies: (0..threads).map(|_| RefCell::default()).collect(),
             yielders: vec![Cell::new(std::ptr::null()); threads as usize],
             meetings: RefCell::new((0..meetings).map(|_| None).collect()),
             woken: RefCell::default(),

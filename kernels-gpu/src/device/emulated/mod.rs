@@ -26,9 +26,12 @@
 //!   gone;
 //! * a block that waits for something that can no longer happen.
 //!
+//! An asynchronous copy is done as late as can be: when its thread waits for it.
+//!
 //! What it doesn't check: races in global memory, and reorderings by weak memory.
 
 mod block;
+pub mod copy_async;
 mod memory;
 pub mod primitives;
 mod scheduler;
