@@ -255,7 +255,9 @@ impl<'a> Bench<'a> {
                     None => kernel.launch(launch, self.stream, &ring)?,
                     Some((key, _)) => {
                         let call = Call { codes: [0; 4], count: CHUNK as u64, ranks: 1, reserved: 0 };
-                        let params = SealedRingParams { ring, own: *key, predecessor: *key, call };
+                        let (own, predecessor) = (*key, *key);
+                        // Only the relay kernels look senders up.
+                        let params = SealedRingParams { ring, own, predecessor, call, senders: 0 };
                         kernel.launch(launch, self.stream, &params)?;
                     }
                 }

@@ -11,7 +11,7 @@ use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, 
 use ringseal_kernels::step::{self, Step, exchange, ring_all_reduce};
 use zeroize::Zeroize;
 
-use super::ring_keys::RankKeys;
+use super::ring_keys::{PresentKeys, RankKeys};
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Root, Terms, VERSION};
 use crate::collective::schedule::chunks;
@@ -108,24 +108,18 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     if options.crypto != Crypto::None && options.record_bytes.is_some_and(|b| b > LONGEST_SEALED as usize) {
         return Err(Error::InvalidArgument(format!("sealed records have at most {LONGEST_SEALED} bytes")));
     }
-    let relays = match options.algorithm {
-        Algorithm::Ring => false,
-        Algorithm::RelayRing => true,
-        Algorithm::Exchange if ranks <= 2 => false,
+    match options.algorithm {
+        Algorithm::Ring | Algorithm::RelayRing => Ok(()),
+        Algorithm::Exchange if ranks <= 2 => Ok(()),
         Algorithm::Exchange => {
             let what = "the exchange of more than two ranks".into();
-            return Err(Error::Unsupported { backend: "cuda", what });
+            Err(Error::Unsupported { backend: "cuda", what })
         }
         Algorithm::Direct | Algorithm::Tree => {
             let what = format!("the {} algorithm", options.algorithm.name());
-            return Err(Error::Unsupported { backend: "cuda", what });
+            Err(Error::Unsupported { backend: "cuda", what })
         }
-    };
-    if relays && ranks > 2 && options.crypto != Crypto::None {
-        let what = "sealed records of a third rank, which the relay ring needs".into();
-        return Err(Error::Unsupported { backend: "cuda", what });
     }
-    Ok(())
 }
 
 /// Refuses anything but a buffer and a stream for each of `ranks` ranks.
@@ -150,6 +144,11 @@ pub(super) fn vector_bytes(count: usize, dtype: Dtype, max_bytes: usize) -> Resu
     })
 }
 
+/// Whether records come that others than the predecessor have sealed. With two ranks the predecessor is the only other.
+fn opens_any_sender(options: &GpuOptions, ranks: usize) -> bool {
+    options.algorithm == Algorithm::RelayRing && ranks > 2
+}
+
 /// How many blocks each of the ranks that share a device may run: all of a rank's blocks, and those of the other ranks on
 /// its device, must be resident at once, or they would wait for each other in vain.
 pub(super) fn shared_blocks(multiprocessors: u32, sharing: usize) -> Result<u32> {
@@ -172,10 +171,20 @@ impl GpuRank {
         options: &GpuOptions,
     ) -> Result<Self> {
         let device = module.device();
-        let (common, any, shared) = match options.crypto {
-            Crypto::None => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
-            Crypto::Gcm(KeyLength::Aes128) => ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED),
-            Crypto::Gcm(KeyLength::Aes256) => ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED),
+        let (common, any, shared) = match (options.crypto, opens_any_sender(options, ranks)) {
+            (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
+            (Crypto::Gcm(KeyLength::Aes128), false) => {
+                ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED)
+            }
+            (Crypto::Gcm(KeyLength::Aes256), false) => {
+                ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED)
+            }
+            (Crypto::Gcm(KeyLength::Aes128), true) => {
+                ("relay_sealed_128", "relay_sealed_any_128", SEALED_SHARED)
+            }
+            (Crypto::Gcm(KeyLength::Aes256), true) => {
+                ("relay_sealed_256", "relay_sealed_any_256", SEALED_SHARED)
+            }
         };
         let longest = longest_chunk(options.max_bytes, options.algorithm, ranks);
         let messages = messages(options.algorithm, ranks) as u64;
@@ -246,8 +255,9 @@ impl GpuRank {
             (Crypto::Gcm(_), Some(keys)) => keys.renew(root.clone(), &self.stream)?,
             (Crypto::Gcm(length), keys @ None) => {
                 let terms = Self::terms(&self.options, self.ranks);
-                *keys =
-                    Some(RankKeys::new(root.clone(), terms, self.rank, length, &self.module, &self.stream)?);
+                let any_sender = opens_any_sender(&self.options, self.ranks);
+                let (root, module, stream) = (root.clone(), &self.module, &self.stream);
+                *keys = Some(RankKeys::new(root, terms, self.rank, any_sender, length, module, stream)?);
             }
         }
         self.stream.synchronize()?;
@@ -375,9 +385,9 @@ impl GpuRank {
             // promised to; the caller answers for the others.
             None => unsafe { kernel.launch(launch, stream, &params) },
             Some(keys) => {
-                let [own, predecessor] = keys.present();
+                let PresentKeys { own, predecessor, senders } = keys.present();
                 let call = call(keys.session(), self.options.algorithm, dtype, op, count, self.ranks);
-                let mut params = SealedRingParams { ring: params, own, predecessor, call };
+                let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
                 // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
                 let result = unsafe { kernel.launch(launch, stream, &params) };
                 params.own.round_keys.zeroize();

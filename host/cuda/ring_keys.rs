@@ -2,62 +2,80 @@
 
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use ringseal_kernels::aes::{RoundKeys, expand_key};
-use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
-use ringseal_kernels::sealed::SealedKey;
+use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
+use ringseal_kernels::sealed::{RoundKeysParams, SealedKey, SenderKey, store_round_keys};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::{DeviceBuffer, Kernel, Launch, Module, Stream};
 use crate::channel::{KeyLength, Reserved, Root, Terms, Volume};
 use crate::{Error, Result};
 
-/// One rank's keys and counters in a session: its own key and its predecessor's, of an even epoch and of an odd one.
+/// One rank's keys and counters in a session: the senders' keys of an even epoch and of an odd one.
 #[derive(Debug)]
 pub(super) struct RankKeys {
     root: Root,
     terms: Terms,
-    /// The ranks whose keys are kept: this one, and its predecessor.
-    senders: [usize; 2],
+    rank: usize,
+    /// The ranks whose keys are kept: this one, its predecessor, and any others whose records it opens.
+    senders: Vec<usize>,
     length: KeyLength,
     epoch: u64,
     volume: Volume,
-    prepare: Kernel,
-    epochs: [[PreparedKey; 2]; 2],
+    ghash: Kernel,
+    round_keys: Kernel,
+    epochs: [PreparedKeys; 2],
 }
 
-struct PreparedKey {
-    round_keys: Zeroizing<RoundKeys>,
-    ghash: DeviceBuffer,
+struct PreparedKeys {
+    own: Zeroizing<RoundKeys>,
+    predecessor: Zeroizing<RoundKeys>,
+    /// A [`SenderKey`] for each rank; those of the senders are filled.
+    table: DeviceBuffer,
 }
 
-impl std::fmt::Debug for PreparedKey {
+impl std::fmt::Debug for PreparedKeys {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("PreparedKey(..)")
+        formatter.write_str("PreparedKeys(..)")
     }
 }
 
+/// What a collective's kernel takes, with copies of secrets: to be zeroized.
+pub(super) struct PresentKeys {
+    pub(super) own: SealedKey,
+    pub(super) predecessor: SealedKey,
+    /// Address of the table of [`SenderKey`]s.
+    pub(super) senders: u64,
+}
+
 impl RankKeys {
-    /// Prepares the keys of a session's first two epochs for rank `rank`.
+    /// Prepares the keys of a session's first two epochs for rank `rank`, which opens its predecessor's records or, with
+    /// `any_sender`, those of all ranks.
     pub(super) fn new(
         root: Root,
         terms: Terms,
         rank: usize,
+        any_sender: bool,
         length: KeyLength,
         module: &Module,
         stream: &Stream,
     ) -> Result<Self> {
-        let empty = || -> Result<PreparedKey> {
-            let ghash = DeviceBuffer::secret(stream.device(), size_of::<GhashKey>())?;
-            Ok(PreparedKey { round_keys: Zeroizing::new([0; 60]), ghash })
+        let empty = || -> Result<PreparedKeys> {
+            let table = DeviceBuffer::secret(stream.device(), terms.ranks * size_of::<SenderKey>())?;
+            Ok(PreparedKeys { own: Zeroizing::new([0; 60]), predecessor: Zeroizing::new([0; 60]), table })
         };
+        let senders =
+            if any_sender { (0..terms.ranks).collect() } else { vec![rank, predecessor(rank, terms.ranks)] };
         let mut keys = Self {
             root,
             terms,
-            senders: [rank, (rank + terms.ranks - 1) % terms.ranks],
+            rank,
+            senders,
             length,
             epoch: 0,
             volume: Volume::new(terms.key_bytes),
-            prepare: module.kernel("ghash_key", ghash_key::SHARED)?,
-            epochs: [[empty()?, empty()?], [empty()?, empty()?]],
+            ghash: module.kernel("ghash_key", ghash_key::SHARED)?,
+            round_keys: module.kernel("store_round_keys", store_round_keys::SHARED)?,
+            epochs: [empty()?, empty()?],
         };
         keys.prepare(0, stream)?;
         keys.prepare(1, stream)?;
@@ -110,30 +128,58 @@ impl RankKeys {
     }
 
     fn prepare(&mut self, epoch: u64, stream: &Stream) -> Result<()> {
-        for (prepared, &sender) in self.epochs[(epoch % 2) as usize].iter_mut().zip(&self.senders) {
+        let prepared = &mut self.epochs[(epoch % 2) as usize];
+        for &sender in &self.senders {
             let mut key = Zeroizing::new([0; 32]);
             let key = &mut key[..self.length.bytes()];
             self.root.key(sender, epoch, key);
-            *prepared.round_keys = expand_key(key);
-            let mut params = GhashKeyParams { h: hash_key(key), key: prepared.ghash.pointer() };
-            let launch = Launch { blocks: GHASH_KEY_GRID, threads: ghash_key::THREADS };
-            // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call that
-            // waits for the device.
-            let result = unsafe { self.prepare.launch(launch, stream, &params) };
-            params.h.zeroize();
-            result?;
+            let round_keys = Zeroizing::new(expand_key(key));
+            let address = prepared.table.pointer() + (sender * size_of::<SenderKey>()) as u64;
+            let mut ghash = GhashKeyParams { h: hash_key(key), key: address };
+            let mut rounds = RoundKeysParams { round_keys: *round_keys, key: address };
+            let (grid, threads) = (GHASH_KEY_GRID, ghash_key::THREADS);
+            // SAFETY: the kernels fill an entry of the table, which lives until the stream has passed: it is freed by a
+            // call that waits for the device.
+            let results = unsafe {
+                [
+                    self.ghash.launch(Launch { blocks: grid, threads }, stream, &ghash),
+                    self.round_keys.launch(
+                        Launch { blocks: 1, threads: store_round_keys::THREADS },
+                        stream,
+                        &rounds,
+                    ),
+                ]
+            };
+            ghash.h.zeroize();
+            rounds.round_keys.zeroize();
+            results.into_iter().collect::<Result<()>>()?;
+            if sender == self.rank {
+                prepared.own.copy_from_slice(&*round_keys);
+            }
+            if sender == predecessor(self.rank, self.terms.ranks) {
+                prepared.predecessor.copy_from_slice(&*round_keys);
+            }
         }
         Ok(())
     }
 
-    /// This epoch's own key and predecessor's key, with copies of secrets: to be zeroized.
-    pub(super) fn present(&self) -> [SealedKey; 2] {
+    /// This epoch's keys.
+    pub(super) fn present(&self) -> PresentKeys {
         let keys = &self.epochs[(self.epoch % 2) as usize];
-        [0, 1].map(|which| SealedKey {
-            round_keys: *keys[which].round_keys,
-            ghash_key: keys[which].ghash.pointer(),
-        })
+        let key = |round_keys: &RoundKeys, sender: usize| SealedKey {
+            round_keys: *round_keys,
+            ghash_key: keys.table.pointer() + (sender * size_of::<SenderKey>()) as u64,
+        };
+        PresentKeys {
+            own: key(&keys.own, self.rank),
+            predecessor: key(&keys.predecessor, predecessor(self.rank, self.terms.ranks)),
+            senders: keys.table.pointer(),
+        }
     }
+}
+
+const fn predecessor(rank: usize, ranks: usize) -> usize {
+    (rank + ranks - 1) % ranks
 }
 
 /// GHASH's key, the cipher of the zero block (SP 800-38D, 7.1, step 1), as little-endian words.

@@ -28,6 +28,35 @@ use crate::params::SHARED_BASE;
 /// Round keys w\[0\], w\[1\], .. of FIPS 197, 5.2, as little-endian words; zeros after the last (44, 52 or 60 are used).
 pub type RoundKeys = [u32; 60];
 
+/// Where a kernel reads round keys from.
+pub trait Keys: Copy {
+    /// The key of round `round`.
+    fn round_key(self, round: usize) -> Quad;
+}
+
+/// Kernel parameters: the constant bank, whose words are operands at no cost.
+impl Keys for &RoundKeys {
+    #[inline(always)]
+    fn round_key(self, round: usize) -> Quad {
+        [self[4 * round], self[4 * round + 1], self[4 * round + 2], self[4 * round + 3]]
+    }
+}
+
+/// Round keys in shared memory, at this address: for keys that are chosen at run time. One wavefront a round key.
+#[derive(Clone, Copy)]
+pub struct SharedKeys(pub u32);
+
+/// Bytes of [`SharedKeys`].
+pub const SHARED_KEYS_BYTES: u32 = size_of::<RoundKeys>() as u32;
+
+impl Keys for SharedKeys {
+    #[inline(always)]
+    fn round_key(self, round: usize) -> Quad {
+        // SAFETY: whoever made this stored the keys there, before a barrier.
+        unsafe { shared::load_in_place_16(self.0 + 16 * round as u32) }
+    }
+}
+
 /// Rounds for a key of 16, 24 or 32 bytes: 10, 12 or 14.
 pub const fn rounds(key_bytes: usize) -> usize {
     key_bytes / 4 + 6
@@ -227,7 +256,7 @@ impl Tables {
     #[inline(always)]
     fn rounds<const FIRST: usize, const ROUNDS: usize, const N: usize>(
         self,
-        keys: &RoundKeys,
+        keys: impl Keys,
         mut states: [Quad; N],
     ) -> [Quad; N] {
         const { assert!(N <= 4) };
@@ -242,12 +271,14 @@ impl Tables {
         macro_rules! rounds {
             ($($round:literal)*) => {
                 $(if FIRST <= $round && $round < ROUNDS {
-                    each_block!(round, round_key(keys, $round), 0 1 2 3);
+                    let key = keys.round_key($round);
+                    each_block!(round, key, 0 1 2 3);
                 })*
             };
         }
         rounds!(1 2 3 4 5 6 7 8 9 10 11 12 13);
-        each_block!(last_round, round_key(keys, ROUNDS), 0 1 2 3);
+        let key = keys.round_key(ROUNDS);
+        each_block!(last_round, key, 0 1 2 3);
         states
     }
 
@@ -255,11 +286,12 @@ impl Tables {
     #[inline(always)]
     pub fn encrypt<const ROUNDS: usize, const N: usize>(
         self,
-        keys: &RoundKeys,
+        keys: impl Keys,
         mut blocks: [Quad; N],
     ) -> [Quad; N] {
+        let key = keys.round_key(0);
         for block in &mut blocks {
-            *block = xor(*block, round_key(keys, 0));
+            *block = xor(*block, key);
         }
         self.rounds::<1, ROUNDS, N>(keys, blocks)
     }
@@ -268,7 +300,7 @@ impl Tables {
     #[inline(always)]
     pub fn finish<const ROUNDS: usize, const N: usize>(
         self,
-        keys: &RoundKeys,
+        keys: impl Keys,
         states: [Quad; N],
     ) -> [Quad; N] {
         self.rounds::<3, ROUNDS, N>(keys, states)
@@ -288,11 +320,6 @@ impl Tables {
     }
 }
 
-#[inline(always)]
-fn round_key(keys: &RoundKeys, round: usize) -> Quad {
-    [keys[4 * round], keys[4 * round + 1], keys[4 * round + 2], keys[4 * round + 3]]
-}
-
 /// Counter caching: rounds 1 and 2 of counter blocks that agree in their first 12 bytes.
 ///
 /// ShiftRows sends the four bytes of the counter word to different words of round 1's output, and round 2 is a sum over those
@@ -309,15 +336,16 @@ pub struct Prefix {
 impl Prefix {
     /// For the counter blocks that begin with `nonce`. 12 look-ups.
     #[inline(always)]
-    pub fn new(tables: Tables, keys: &RoundKeys, nonce: [u32; 3]) -> Self {
-        let [a, b, c] = [nonce[0] ^ keys[0], nonce[1] ^ keys[1], nonce[2] ^ keys[2]];
+    pub fn new(tables: Tables, keys: impl Keys, nonce: [u32; 3]) -> Self {
+        let (whitening, first) = (keys.round_key(0), keys.round_key(1));
+        let [a, b, c] = [nonce[0] ^ whitening[0], nonce[1] ^ whitening[1], nonce[2] ^ whitening[2]];
         let words = [
-            tables.look_up::<0>(a) ^ tables.look_up::<1>(b) ^ tables.look_up::<2>(c) ^ keys[4],
-            tables.look_up::<0>(b) ^ tables.look_up::<1>(c) ^ tables.look_up::<3>(a) ^ keys[5],
-            tables.look_up::<0>(c) ^ tables.look_up::<2>(a) ^ tables.look_up::<3>(b) ^ keys[6],
-            tables.look_up::<1>(a) ^ tables.look_up::<2>(b) ^ tables.look_up::<3>(c) ^ keys[7],
+            tables.look_up::<0>(a) ^ tables.look_up::<1>(b) ^ tables.look_up::<2>(c) ^ first[0],
+            tables.look_up::<0>(b) ^ tables.look_up::<1>(c) ^ tables.look_up::<3>(a) ^ first[1],
+            tables.look_up::<0>(c) ^ tables.look_up::<2>(a) ^ tables.look_up::<3>(b) ^ first[2],
+            tables.look_up::<1>(a) ^ tables.look_up::<2>(b) ^ tables.look_up::<3>(c) ^ first[3],
         ];
-        Prefix { words, whitening: keys[3] }
+        Prefix { words, whitening: whitening[3] }
     }
 
     /// The counter word as the state after the first AddRoundKey has it.
@@ -352,16 +380,16 @@ impl Prefix {
 
     /// The terms of the counter's bytes 2 and 3, and the round key. 10 look-ups.
     #[inline(always)]
-    pub fn bytes23(&self, tables: Tables, keys: &RoundKeys, counter: u32) -> Quad {
+    pub fn bytes23(&self, tables: Tables, keys: impl Keys, counter: u32) -> Quad {
         let word = self.whiten(counter);
         let byte2 = tables.spread::<2>(self.words[2] ^ tables.look_up::<1>(word));
         let byte3 = tables.spread::<3>(self.words[3] ^ tables.look_up::<0>(word));
-        xor(xor(byte2, byte3), round_key(keys, 2))
+        xor(xor(byte2, byte3), keys.round_key(2))
     }
 
     /// All terms but [`low`](Prefix::low): `byte1 ^ bytes23`. 15 look-ups.
     #[inline(always)]
-    pub fn upper(&self, tables: Tables, keys: &RoundKeys, counter: u32) -> Quad {
+    pub fn upper(&self, tables: Tables, keys: impl Keys, counter: u32) -> Quad {
         xor(self.byte1(tables, counter), self.bytes23(tables, keys, counter))
     }
 }

@@ -1,17 +1,21 @@
 //! The sealed ring: each step opens, reduces and seals a record in one pass over its bytes.
 //!
-//! A block keeps two keys at hand: its rank's own, which seals, and that of the predecessor, which opens. A record's
-//! blocks are numbered so that the last ends a tile of GHASH (see [`ghash`]); what that leaves in front
+//! A block keeps two keys at hand: its rank's own, which seals, and one that opens. That is the predecessor's, or, in the
+//! kernels that open what other ranks sealed, that of the latest record's sender, copied from a table of all ranks' keys
+//! when the sender changes.
+//!
+//! A record's blocks are numbered so that the last ends a tile of GHASH (see [`ghash`]); what that leaves in front
 //! counts as zero blocks, with the additional data right before the text. Received bytes are loaded once: what is
 //! decrypted is what is authenticated.
 //!
 //! Shared-memory wavefronts for 32 blocks of each operation: 16 (rounds - 2) of look-ups, 5 for the counter's second
 //! byte, 8.8 load and store, 12 for the matrices; a record costs 32 look-ups a thread and a tag on top.
 
-use crate::aes::{Prefix, RoundKeys, Tables, xor};
+use crate::aes::{Keys, Prefix, RoundKeys, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
-    self, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes, warp_sum,
+    self, Chains, GhashKey, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes,
+    warp_sum,
 };
 use crate::params::{SHARED_BASE, TABLES_END};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Call, Header};
@@ -47,7 +51,50 @@ pub struct SealedRingParams {
     pub predecessor: SealedKey,
     /// What the records' additional data say of the collective.
     pub call: Call,
+    /// Address of all ranks' [`SenderKey`]s, in the order of their numbers.
+    pub senders: u64,
 }
+
+/// A key in device memory, for those who open with several; secret.
+#[repr(C, align(1024))]
+pub struct SenderKey {
+    /// For the tags.
+    pub ghash: GhashKey,
+    /// The expanded key.
+    pub round_keys: RoundKeys,
+}
+
+/// Parameters of [`store_round_keys()`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct RoundKeysParams {
+    /// The expanded key.
+    pub round_keys: RoundKeys,
+    /// Address of the [`SenderKey`].
+    pub key: u64,
+}
+
+kernel! {
+    threads = 32, shared = 0,
+    /// Fills [`SenderKey::round_keys`]. The rest of the key is [`ghash_key`](crate::ghash::ghash_key())'s work.
+    fn store_round_keys(params: RoundKeysParams) {
+        let address = params.key + ROUND_KEYS_OFFSET;
+        if thread::index() == 0 {
+            // Written out: a loop would index the parameters at run time, in local memory.
+            macro_rules! store {
+                ($($round:literal)*) => {
+                    // SAFETY: in the key's round keys.
+                    unsafe {
+                        $(global::store_16(address + 16 * $round, (&params.round_keys).round_key($round));)*
+                    }
+                };
+            }
+            store!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+        }
+    }
+}
+
+const ROUND_KEYS_OFFSET: u64 = core::mem::offset_of!(SenderKey, round_keys) as u64;
 
 // Shared memory after the tables of AES.
 const OWN_MATRICES: u32 = TABLES_END;
@@ -62,16 +109,22 @@ const PARTS_BYTES: u32 = 4 * 16;
 const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
 const TAGS_BYTES: u32 = MASKS + 2 * 16;
 const VERDICT: u32 = TAGS + 2 * TAGS_BYTES;
+/// Whose key opens, in the kernels that choose it at run time.
+const SENDER: u32 = VERDICT + 4;
 /// Of each warp, the additional data of the record that it opens and of the one that it seals.
 const ASSOCIATED: u32 = VERDICT + 16;
+/// The sender's round keys.
+const SENDER_ROUND_KEYS: u32 = ASSOCIATED + THREADS / 32 * 2 * AAD_BYTES;
 /// Dynamic shared memory of the sealed kernels.
-pub const SEALED_SHARED: u32 = ASSOCIATED + THREADS / 32 * 2 * AAD_BYTES - SHARED_BASE;
+pub const SEALED_SHARED: u32 = SENDER_ROUND_KEYS + SHARED_KEYS_BYTES - SHARED_BASE;
 
-/// Records sealed by AES-GCM (NIST SP 800-38D).
+/// Records sealed by AES-GCM (NIST SP 800-38D). With `ANY_SENDER` the opening key follows the records' sender.
 #[derive(Clone, Copy)]
-struct Sealed<'a, const ROUNDS: usize, const COMMON: bool> {
+struct Sealed<'a, K, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> {
     params: &'a SealedRingParams,
     tables: Tables,
+    /// Round keys to open with.
+    opener: K,
     own_matrices: Matrices,
     predecessor_matrices: Matrices,
     /// Records so far, modulo 2.
@@ -89,7 +142,7 @@ struct Stream<const ROUNDS: usize> {
 impl<const ROUNDS: usize> Stream<ROUNDS> {
     /// For the thread's blocks `at` and `at + APART` of a tile, counted from the text's first.
     #[inline(always)]
-    fn new(tables: Tables, keys: &RoundKeys, header: &Header, at: i32) -> Self {
+    fn new(tables: Tables, keys: impl Keys, header: &Header, at: i32) -> Self {
         let prefix = Prefix::new(tables, keys, header.nonce());
         let low = xor(prefix.bytes23(tables, keys, 0), prefix.low(tables, counter(at)));
         Stream { prefix, low }
@@ -97,7 +150,7 @@ impl<const ROUNDS: usize> Stream<ROUNDS> {
 
     /// In a tile in which the thread's first block is `at`.
     #[inline(always)]
-    fn key_stream(&self, tables: Tables, keys: &RoundKeys, at: i32) -> [Quad; 2] {
+    fn key_stream(&self, tables: Tables, keys: impl Keys, at: i32) -> [Quad; 2] {
         let state = |at: i32| xor(self.low, self.prefix.byte1(tables, counter(at)));
         tables.finish::<ROUNDS, 2>(keys, [state(at), state(at + APART)])
     }
@@ -174,7 +227,42 @@ fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
     if bytes - start >= 16 { block } else { [word(0), word(1), word(2), word(3)] }
 }
 
-impl<const ROUNDS: usize, const COMMON: bool> Sealed<'_, ROUNDS, COMMON> {
+impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
+    Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER>
+{
+    /// Makes the key of `sender` the one that opens. A barrier.
+    ///
+    /// # Safety
+    /// All threads of the block, which have passed a barrier since they last opened, and pass another before they ask
+    /// [`Self::sender`]; the table has the sender.
+    #[inline(always)]
+    unsafe fn switch_to(&self, sender: u32) {
+        let key = self.params.senders + sender as u64 * size_of::<SenderKey>() as u64;
+        // SAFETY: the caller's; the places are those of the key before.
+        unsafe {
+            let matrices = Matrices::fetch(key);
+            load_lanes(key, PREDECESSOR_LANES);
+            let index = thread::index();
+            if index < SHARED_KEYS_BYTES / 16 {
+                let round_key = global::load_16(key + ROUND_KEYS_OFFSET + 16 * index as u64);
+                shared::store_16::<SENDER_ROUND_KEYS>(16 * index, round_key);
+            }
+            Matrices::store(matrices, PREDECESSOR_MATRICES);
+            device::sync_threads();
+            // After the barrier: before it, others may still compare with the sender before.
+            if thread::index() == 0 {
+                shared::store_u32::<0>(SENDER, sender);
+            }
+        }
+    }
+
+    /// Whose key opens, since [`Self::switch_to`].
+    #[inline(always)]
+    fn sender() -> u32 {
+        // SAFETY: stored before the latest barrier. From one lane, so that the compiler sees that it is uniform.
+        unsafe { warp::shuffle(shared::load_u32::<0>(SENDER), 0) }
+    }
+
     /// Stores this thread's word of `chains` for the tag.
     ///
     /// # Safety
@@ -222,7 +310,7 @@ impl<const ROUNDS: usize, const COMMON: bool> Sealed<'_, ROUNDS, COMMON> {
     /// # Safety
     /// The place is this warp's until the next barrier.
     #[inline(always)]
-    unsafe fn store_mask(&self, keys: &RoundKeys, header: &Header, mask: u32) {
+    unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
         let [a, b, c] = header.nonce();
         let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
         if thread::lane() == 0 {
@@ -232,7 +320,9 @@ impl<const ROUNDS: usize, const COMMON: bool> Sealed<'_, ROUNDS, COMMON> {
     }
 }
 
-impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON> {
+impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> Wire
+    for Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER>
+{
     const SEALED: bool = true;
     const VERDICT: u32 = VERDICT;
 
@@ -245,7 +335,7 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
         arrived: impl FnOnce() -> bool,
     ) -> Option<(Quad, Quad)> {
         let (params, tables) = (self.params, self.tables);
-        let (own, predecessor) = (&params.own.round_keys, &params.predecessor.round_keys);
+        let (own, opener) = (&params.own.round_keys, self.opener);
         let (actions, bytes) = (step.actions, record.bytes);
         let opens = actions & RECEIVE != 0;
         let seals = actions & (SEND | FORWARD) == SEND;
@@ -266,12 +356,16 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
         let first = block_of(thread::index(), 0) as i32 - pad as i32;
         let before = block_of(thread::index(), 1) as i32 - TILE as i32 - pad as i32;
 
+        if ANY_SENDER && opens && step.sealed_by != Self::sender() {
+            // SAFETY: the latest record ended with barriers, as this one will; all threads are here.
+            unsafe { self.switch_to(step.sealed_by) };
+        }
         let tags = TAGS + self.turn * TAGS_BYTES;
         self.turn ^= 1;
         // SAFETY: these places were last read before the latest barrier; each is one warp's.
         unsafe {
             if opens && thread::warp() == 1 {
-                self.store_mask(predecessor, &header_in, tags + MASKS);
+                self.store_mask(opener, &header_in, tags + MASKS);
             }
             if seals && thread::warp() == 2 {
                 self.store_mask(own, &header, tags + MASKS + 16);
@@ -280,7 +374,7 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
         let mut stream_in = Stream { prefix: Prefix::default(), low: [0; 4] };
         let mut stream_out = stream_in;
         if opens {
-            stream_in = Stream::<ROUNDS>::new(tables, predecessor, &header_in, first);
+            stream_in = Stream::<ROUNDS>::new(tables, opener, &header_in, first);
         }
         if seals {
             stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
@@ -365,7 +459,7 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<'_, ROUNDS, COMMON
                 }
                 let mut key_stream = [[0; 4]; 2];
                 if busy {
-                    key_stream = stream_in.key_stream(tables, predecessor, at);
+                    key_stream = stream_in.key_stream(tables, opener, at);
                 }
                 values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
                 if actions & REDUCE != 0 {
@@ -533,9 +627,48 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
         (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
     };
     device::sync_threads();
-    let wire = Sealed::<ROUNDS, COMMON> { params, tables, own_matrices, predecessor_matrices, turn: 0 };
+    let wire = Sealed::<_, ROUNDS, COMMON, false> {
+        params,
+        tables,
+        opener: &params.predecessor.round_keys,
+        own_matrices,
+        predecessor_matrices,
+        turn: 0,
+    };
     // SAFETY: the caller's.
     unsafe { all_reduce(params.ring, wire) }
+}
+
+/// The body of the kernels that open records of any rank.
+///
+/// # Safety
+/// The addresses in the parameters are valid.
+#[inline(always)]
+unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
+    // SAFETY: the regions of shared memory are disjoint; the keys are filled.
+    let own = unsafe { Matrices::fetch(params.own.ghash_key) };
+    let tables = Tables::fill::<THREADS>();
+    // SAFETY: as above.
+    let own_matrices = unsafe {
+        load_lanes(params.own.ghash_key, OWN_LANES);
+        Matrices::store(own, OWN_MATRICES)
+    };
+    let wire = Sealed::<_, ROUNDS, COMMON, true> {
+        params,
+        tables,
+        opener: SharedKeys(SENDER_ROUND_KEYS),
+        own_matrices,
+        predecessor_matrices: Matrices::at(PREDECESSOR_MATRICES),
+        turn: 0,
+    };
+    // SAFETY: nothing was opened before; the caller's. The first barrier is also the one after which the tables are used.
+    unsafe {
+        let (rank, ranks) = (params.ring.rank, params.ring.ranks);
+        wire.switch_to(if rank == 0 { ranks - 1 } else { rank - 1 });
+        // A block may have no record in the steps before the first that opens.
+        device::sync_threads();
+        all_reduce(params.ring, wire);
+    }
 }
 
 kernel! {
@@ -575,5 +708,45 @@ kernel! {
     fn ring_sealed_any_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
         unsafe { sealed::<14, false>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// As `ring_sealed_128`, for schedules in which records come from other ranks than the predecessor.
+    fn relay_sealed_128(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<10, true>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// As `ring_sealed_any_128`, for schedules in which records come from other ranks than the predecessor.
+    fn relay_sealed_any_128(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<10, false>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// As `ring_sealed_256`, for schedules in which records come from other ranks than the predecessor.
+    fn relay_sealed_256(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<14, true>(&params) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = SEALED_SHARED,
+    /// As `ring_sealed_any_256`, for schedules in which records come from other ranks than the predecessor.
+    fn relay_sealed_any_256(params: SealedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<14, false>(&params) }
     }
 }

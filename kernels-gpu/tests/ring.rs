@@ -4,14 +4,15 @@ use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
-use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
+use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
     Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
 use ringseal_kernels::sealed::{
-    SEALED_SHARED, SealedKey, SealedRingParams, ring_sealed_128, ring_sealed_any_128,
+    RoundKeysParams, SEALED_SHARED, SealedKey, SealedRingParams, SenderKey, relay_sealed_128,
+    relay_sealed_any_128, ring_sealed_128, ring_sealed_any_128, store_round_keys,
 };
 use ringseal_kernels::step::{Step, chunk, exchange, ring_all_reduce};
 
@@ -181,28 +182,35 @@ impl Group {
 }
 
 /// A key for each rank.
-struct Keys(Vec<([u8; 16], Box<GhashKey>)>);
+struct Keys {
+    keys: Vec<[u8; 16]>,
+    senders: Box<[SenderKey]>,
+}
 
 impl Keys {
     fn new(ranks: u32) -> Self {
-        let key = |rank: u32| {
-            let key: [u8; 16] = std::array::from_fn(|i| (rank * 16 + i as u32) as u8);
+        // SAFETY: keys are plain words, and all of each is written before it is read.
+        let senders = unsafe { Box::<[SenderKey]>::new_zeroed_slice(ranks as usize).assume_init() };
+        let keys: Vec<[u8; 16]> =
+            (0..ranks).map(|rank| std::array::from_fn(|i| (rank * 16 + i as u32) as u8)).collect();
+        for (key, sender) in keys.iter().zip(&senders) {
             let mut h = Array::from([0; 16]);
-            aes::Aes128::new(&key.into()).encrypt_block(&mut h);
+            aes::Aes128::new(key.into()).encrypt_block(&mut h);
             let h = std::array::from_fn(|i| u32::from_le_bytes(h[4 * i..][..4].try_into().unwrap()));
-            // SAFETY: a key is plain words, and all of it is written before it is read.
-            let mut ghash = unsafe { Box::<GhashKey>::new_zeroed().assume_init() };
-            let params = GhashKeyParams { h, key: &raw mut *ghash as u64 };
+            let address = std::ptr::from_ref(sender) as u64;
+            let params = GhashKeyParams { h, key: address };
             // SAFETY: the key's address.
             launch(&[Launch::new(GHASH_KEY_GRID, 256, 0, || unsafe { ghash_key(params) })]);
-            (key, ghash)
-        };
-        Keys((0..ranks).map(key).collect())
+            let params = RoundKeysParams { round_keys: expand_key(key), key: address };
+            // SAFETY: the key's address.
+            launch(&[Launch::new(1, 32, 0, || unsafe { store_round_keys(params) })]);
+        }
+        Keys { keys, senders }
     }
 
     fn sealed(&self, rank: u32) -> SealedKey {
-        let (key, ghash) = &self.0[rank as usize];
-        SealedKey { round_keys: expand_key(key), ghash_key: std::ptr::from_ref(&**ghash) as u64 }
+        let ghash_key = std::ptr::from_ref(&self.senders[rank as usize].ghash) as u64;
+        SealedKey { round_keys: expand_key(&self.keys[rank as usize]), ghash_key }
     }
 }
 
@@ -225,6 +233,7 @@ impl Group {
                     own: keys.sealed(rank),
                     predecessor: keys.sealed((rank + ranks - 1) % ranks),
                     call: call(&self.setup),
+                    senders: keys.senders.as_ptr() as u64,
                 };
                 // SAFETY: the group's memory is as the parameters say.
                 Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
@@ -256,7 +265,7 @@ impl Group {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
         let nonce: [u8; 12] = bytes(&header.nonce()).try_into().unwrap();
         let aad: Vec<u8> = (0..AAD_BLOCKS).flat_map(|i| bytes(&header.associated_data(i))).collect();
-        let cipher = aes_gcm::Aes128Gcm::new(&keys.0[step.sealed_by as usize].0.into());
+        let cipher = aes_gcm::Aes128Gcm::new(&keys.keys[step.sealed_by as usize].into());
         cipher
             .decrypt_inout_detached(&nonce.into(), &aad, text.as_mut_slice().into(), &tag.into())
             .expect("authentic");
@@ -269,24 +278,38 @@ fn sealed_sums_are_right_and_only_aes_gcm_crosses() {
     for (ranks, grid, count, record_bytes) in
         [(2, 1, 7, 4096), (2, 2, 9000, 4096), (3, 1, 1023, 16384), (2, 1, 17001, 32768), (3, 2, 30000, 20480)]
     {
+        sums_cross_sealed(setup(ranks, grid, 4 * count, record_bytes, reduction(F32, SUM)), ring_sealed_128);
+    }
+}
+
+/// Several records in flight, so that a block opens those of two senders in turn.
+#[test]
+fn relayed_sums_are_right_and_cross_as_their_owners_sealed_them() {
+    for (ranks, grid, count, record_bytes) in [(2, 1, 1023, 4096), (3, 1, 9000, 4096), (5, 2, 30000, 8192)] {
         let setup = setup(ranks, grid, 4 * count, record_bytes, reduction(F32, SUM));
-        let vectors = vectors(ranks, 4 * count);
-        let expected = expected(&setup, &vectors, add_f32, |sum| sum);
-        let keys = Keys::new(ranks);
-        let mut group = Group::new(setup, &vectors);
-        for sequence in 1..4 {
-            group.sealed(&keys, ring_sealed_128);
-            for rank in 0..ranks {
-                assert_eq!(group.states[rank as usize].failure, 0, "{ranks} ranks, {count}: rank {rank}");
-                assert!(group.output(rank) == expected, "{ranks} ranks, {count}: rank {rank}");
-                for step in group.steps[rank as usize].clone().iter().skip(1) {
-                    for index in 0..step.0.bytes.div_ceil(record_bytes as u64) {
-                        let plain = group.open(&keys, sequence, rank, step.0.receives, index as u32);
-                        let start = step.0.offset as usize + index as usize * record_bytes as usize;
-                        // Finished chunks travel in the last messages.
-                        if step.0.receives >= ranks - 1 {
-                            assert!(plain == expected[start..start + plain.len()]);
-                        }
+        sums_cross_sealed(Setup { relay: true, ..setup }, relay_sealed_128);
+    }
+}
+
+fn sums_cross_sealed(setup: Setup, kernel: unsafe fn(SealedRingParams)) {
+    let Setup { ranks, bytes, record_bytes, .. } = setup;
+    let count = bytes / 4;
+    let vectors = vectors(ranks, 4 * count);
+    let expected = expected(&setup, &vectors, add_f32, |sum| sum);
+    let keys = Keys::new(ranks);
+    let mut group = Group::new(setup, &vectors);
+    for sequence in 1..4 {
+        group.sealed(&keys, kernel);
+        for rank in 0..ranks {
+            assert_eq!(group.states[rank as usize].failure, 0, "{ranks} ranks, {count}: rank {rank}");
+            assert!(group.output(rank) == expected, "{ranks} ranks, {count}: rank {rank}");
+            for step in group.steps[rank as usize].clone().iter().skip(1) {
+                for index in 0..step.0.bytes.div_ceil(record_bytes as u64) {
+                    let plain = group.open(&keys, sequence, rank, step.0.receives, index as u32);
+                    let start = step.0.offset as usize + index as usize * record_bytes as usize;
+                    // Finished chunks travel in the last messages.
+                    if step.0.receives >= ranks - 1 {
+                        assert!(plain == expected[start..start + plain.len()]);
                     }
                 }
             }
@@ -410,6 +433,18 @@ fn sealed_other_types_misaligned_and_odd_lengths() {
         expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / ranks as u8]);
     let mut group = Group::new(setup, &vectors);
     group.sealed(&Keys::new(ranks), ring_sealed_any_128);
+    assert!((0..ranks).all(|rank| group.output(rank) == expected));
+}
+
+#[test]
+fn relayed_other_types_misaligned_and_odd_lengths() {
+    let (ranks, count) = (3, 1021);
+    let setup = Setup { shift: 3, relay: true, ..setup(ranks, 1, count, 256, reduction(U8, AVG)) };
+    let vectors = vectors(ranks, count);
+    let expected =
+        expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / ranks as u8]);
+    let mut group = Group::new(setup, &vectors);
+    group.sealed(&Keys::new(ranks), relay_sealed_any_128);
     assert!((0..ranks).all(|rank| group.output(rank) == expected));
 }
 

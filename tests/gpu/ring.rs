@@ -17,6 +17,10 @@ use crate::support::{GpuTest, HostTest, Outcome, ensure, image, random_bytes};
 
 pub(crate) const TESTS: &[GpuTest] = &[
     ("ring::plain_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), Crypto::None)),
+    ("ring::plain_relay_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), Crypto::None, Algorithm::RelayRing)
+    }),
+    ("ring::plain_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), Crypto::None, Algorithm::Ring)),
     ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
         missing_rank(from_ref(gpu), Crypto::None)
     }),
@@ -27,9 +31,21 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::aes128_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), AES128)),
     ("ring::aes256_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), AES256)),
     ("ring::aes256_ends_at_the_deadline_when_a_rank_is_missing", |gpu| missing_rank(from_ref(gpu), AES256)),
-    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(from_ref(gpu))),
+    ("ring::relayed_aes128_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), AES128, Algorithm::RelayRing)
+    }),
+    ("ring::relayed_aes256_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), AES256, Algorithm::RelayRing)
+    }),
+    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(from_ref(gpu), Algorithm::Ring)),
+    ("ring::changed_bytes_fail_all_relaying_ranks_at_every_step", |gpu| {
+        tamper(from_ref(gpu), Algorithm::RelayRing)
+    }),
+    ("ring::sealed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Ring)),
+    ("ring::relayed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES128, Algorithm::RelayRing)),
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
-    ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu))),
+    ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
+    ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
 ];
 
 /// For these there must be two GPUs as well.
@@ -39,7 +55,10 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::aes256_ends_at_the_deadline_when_a_rank_is_missing", || {
         missing_rank(&gpus()?, AES256)
     }),
-    ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || tamper(&gpus()?)),
+    ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || tamper(&gpus()?, Algorithm::Ring)),
+    ("ring::across_gpus::relayed_aes256_of_every_type_and_operation", || {
+        same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::RelayRing)
+    }),
     ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
 ];
 
@@ -202,6 +221,10 @@ fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
 
 /// Random bits, so infinities, subnormal numbers and NaNs of all payloads are among the floats.
 fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
+    same_bits_as_cpu_by(gpus, crypto, Algorithm::Ring)
+}
+
+fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
     let _alone = alone();
     const LONG: usize = (1 << 20) + 3;
     let mut cases = Vec::new();
@@ -220,8 +243,9 @@ fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
             }
         }
     }
-    for ranks in [1, 2, 3, 4, 8] {
-        let mut ranks = Ranks::new(&places(gpus, ranks), options(crypto, 4 * LONG))?;
+    for ranks in 1..=8 {
+        let options = GpuOptions { algorithm, ..options(crypto, 4 * LONG) };
+        let mut ranks = Ranks::new(&places(gpus, ranks), options)?;
         for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
             ranks.succeeds(case, &expected)?;
         }
@@ -350,7 +374,7 @@ fn missing_rank(gpus: &[Device], crypto: Crypto) -> Outcome {
 
 /// Overwrites four bytes of a record or a tag between the sender and the receiver: the storm of stores begins before the
 /// collective, and between the sender's store and the receiver's load lie the rest of a long record or its opening.
-fn tamper(gpus: &[Device]) -> Outcome {
+fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
     let _alone = alone();
     const RECORD: usize = 64 << 10;
     /// Where in a record, or in its tag.
@@ -358,11 +382,17 @@ fn tamper(gpus: &[Device]) -> Outcome {
         Text(usize),
         Tag(usize),
     }
-    for (count, crypto) in [(2, AES128), (2, AES256), (3, AES256)] {
+    let relayed = [(3, AES128), (4, AES256)];
+    let groups = if algorithm == Algorithm::Ring { [(2, AES256), (3, AES128)] } else { relayed };
+    for (count, crypto) in groups {
         let devices = places(gpus, count);
         let bytes = 2 * RECORD * count;
-        let options =
-            GpuOptions { record_bytes: Some(RECORD), sm_budget: Some(16), ..options(crypto, bytes) };
+        let options = GpuOptions {
+            record_bytes: Some(RECORD),
+            sm_budget: Some(16),
+            algorithm,
+            ..options(crypto, bytes)
+        };
         let mut ranks = Ranks::new(&devices, options)?;
         let case =
             Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
@@ -443,12 +473,57 @@ fn only_ciphertext_crosses(gpus: &[Device]) -> Outcome {
     Ok(())
 }
 
+/// One capture of an all-reduce on all ranks' streams, replayed with other vectors, and with a collective outside of the
+/// graph in between: the ranks count their collectives on the device.
+fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 20;
+    let case =
+        Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4 - 3, offset: 0, in_place: false };
+    let mut ranks = Ranks::new(&places(gpus, 3), GpuOptions { algorithm, ..options(crypto, bytes) })?;
+    let expected = ranks.expected(&[case])?.remove(0);
+    ranks.succeeds(&case, &expected)?;
+    let Ranks { group, streams, inputs, outputs, .. } = &mut ranks;
+    let buffers: Vec<_> = inputs
+        .iter()
+        .zip(&*outputs)
+        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+        .collect();
+    let all: Vec<_> = streams.iter().collect();
+    let mut graph = streams[0].capture(|first| {
+        let fork = first.record()?;
+        all[1..].iter().try_for_each(|stream| stream.wait(&fork))?;
+        // SAFETY: recorded, not run; the buffers live as long as the graph.
+        unsafe { group.all_reduce(&buffers, case.count, case.dtype, case.op, &all)? };
+        all[1..].iter().try_for_each(|stream| first.wait(&stream.record()?))
+    })?;
+    for _ in 0..3 {
+        for (rank, vector) in ranks.vectors.iter_mut().enumerate() {
+            *vector = random_bytes(vector.len())?;
+            ranks.inputs[rank].write(0, vector, &ranks.streams[rank])?;
+            ranks.outputs[rank].fill(GUARD, &ranks.streams[rank])?;
+        }
+        let expected = ranks.expected(&[case])?.remove(0);
+        ranks.wait()?;
+        // SAFETY: the buffers and the group are alive.
+        unsafe { graph.launch(&ranks.streams[0])? };
+        ranks.wait()?;
+        ranks.group.outcome()?;
+        for (rank, result) in ranks.results(&case)?.into_iter().enumerate() {
+            ensure!(result == expected, "replayed, rank {rank} has another result");
+        }
+        ranks.succeeds(&case, &expected)?;
+    }
+    Ok(())
+}
+
 /// Keys that last for two collectives or one.
-fn epochs(gpus: &[Device]) -> Outcome {
+fn epochs(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outcome {
     let _alone = alone();
     let bytes = 1 << 18;
     for key_bytes in [3 * bytes as u64, 5 * bytes as u64] {
-        let mut ranks = Ranks::new(&places(gpus, 2), GpuOptions { key_bytes, ..options(AES256, bytes) })?;
+        let options = GpuOptions { key_bytes, algorithm, ..options(AES256, bytes) };
+        let mut ranks = Ranks::new(&places(gpus, count), options)?;
         let case =
             Case { dtype: Dtype::Bf16, op: ReduceOp::Avg, count: bytes / 2, offset: 0, in_place: false };
         let expected = ranks.expected(&[case])?.remove(0);
@@ -457,8 +532,10 @@ fn epochs(gpus: &[Device]) -> Outcome {
         }
         ranks.succeeds(&case, &expected)?;
     }
-    let mut ranks =
-        Ranks::new(&places(gpus, 2), GpuOptions { key_bytes: 1 << 10, ..options(AES256, bytes) })?;
+    let mut ranks = Ranks::new(
+        &places(gpus, count),
+        GpuOptions { key_bytes: 1 << 10, algorithm, ..options(AES256, bytes) },
+    )?;
     let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
     match ranks.start(&case) {
         Err(error) if matches!(error.downcast_ref(), Some(Failure::KeyExhausted { .. })) => Ok(()),

@@ -201,6 +201,22 @@ pub mod shared {
         [a, b, c, d]
     }
 
+    /// As [`load_16`], where it stands in the program: not ahead of time, when its registers are needed for other things.
+    ///
+    /// # Safety
+    /// As [`load_16`].
+    #[inline(always)]
+    pub unsafe fn load_in_place_16(address: u32) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller's.
+        unsafe {
+            asm!("ld.volatile.shared.v4.u32 {{{}, {}, {}, {}}}, [{}+{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d,
+                in(reg32) base().wrapping_add(address), const from_base(0), options(nostack))
+        };
+        [a, b, c, d]
+    }
+
     /// Stores a word at `address + OFFSET`.
     ///
     /// # Safety

@@ -136,6 +136,15 @@ pub mod shared {
         load::<4>(address + OFFSET)
     }
 
+    /// As [`load_16`].
+    ///
+    /// # Safety
+    /// As [`load_16`].
+    #[track_caller]
+    pub unsafe fn load_in_place_16(address: u32) -> [u32; 4] {
+        load::<4>(address)
+    }
+
     /// Stores a word at `address + OFFSET`.
     ///
     /// # Safety
