@@ -1,7 +1,8 @@
 //! What only a GPU can show. With no GPU each of these tests is reported as ignored, never as passed; the probing tests
 //! run everywhere.
 //!
-//! `RINGSEAL_TEST_PTX=FILE` tests that PTX in place of the embedded one.
+//! `RINGSEAL_TEST_PTX=FILE` tests that PTX in place of the embedded one. `RINGSEAL_TEST_SMALL=1` leaves out long messages and
+//! processes, for tools that make kernels a hundred times slower (scripts/sanitize).
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
 mod context;
@@ -13,9 +14,27 @@ mod processes;
 mod ring;
 mod seed;
 mod support;
+mod turns;
+
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ringseal::cuda::Device;
+
+/// What `RINGSEAL_TEST_SMALL` leaves out: what is about length, starts processes, or runs beside a kernel that only a copy
+/// ends.
+const LARGE: &[&str] = &[
+    "ctr::one_gibibyte",
+    "ctr::past_four_gibibytes",
+    "gcm::one_message_past_4_gib",
+    "gcm::published_vectors",
+    "module::the_jit_cache_may_be_disabled_or_unwritable",
+    "processes::",
+    "ring::aes256_ends_at_the_deadline",
+    "ring::changed_bytes",
+    "ring::plain_ends_at_the_deadline",
+    "seed::changed_bytes",
+];
 
 fn main() {
     if probe::is_child() {
@@ -33,19 +52,24 @@ fn main() {
     }
     let mut trials = Vec::new();
     for (name, test) in probe::TESTS {
-        trials.push(Trial::test(*name, || outcome(test())));
+        trials.push(Trial::test(*name, move || timed(name, test)));
     }
-    for (name, test) in context::TESTS.iter().chain(ctr::TESTS).chain(ring::TESTS).chain(seed::TESTS) {
-        let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
+    for (name, test) in context::TESTS.iter().chain(ctr::TESTS) {
+        trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(device.is_err()));
+    }
+    for (name, test) in ring::TESTS.iter().chain(seed::TESTS) {
+        let run = move || timed(name, || test(&Device::open(0)?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }
     let has_gcm = device.as_ref().is_ok_and(gcm::available);
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(ring::SEALED_TESTS).chain(processes::TESTS)
-    {
-        let run = move || outcome(test(&Device::open(0).map_err(|error| error.to_string())?));
+    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS) {
+        trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_gcm));
+    }
+    for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
+        let run = move || timed(name, || test(&Device::open(0)?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
     }
     let several = has_gcm && Device::count().is_ok_and(|count| count >= 2);
@@ -53,11 +77,37 @@ fn main() {
         println!("skipped: one GPU: the tests across GPUs count as ignored");
     }
     for (name, test) in ring::ACROSS_GPUS_TESTS.iter().chain(seed::ACROSS_GPUS_TESTS) {
-        trials.push(Trial::test(*name, || outcome(test())).with_ignored_flag(!several));
+        trials.push(Trial::test(*name, move || timed(name, test)).with_ignored_flag(!several));
+    }
+    if support::is_small() {
+        trials.retain(|trial| !LARGE.iter().any(|large| trial.name().starts_with(large)));
     }
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn outcome(result: support::Outcome) -> Result<(), Failed> {
+/// A test that may run beside others; the rest take the GPU for themselves.
+fn shared(
+    name: &'static str,
+    test: fn(&Device) -> support::Outcome,
+) -> impl FnOnce() -> Result<(), Failed> + Send + 'static {
+    move || {
+        timed(name, || {
+            let _turn = turns::beside_others();
+            test(&Device::open(0)?)
+        })
+    }
+}
+
+/// Shorter tests don't say how long they took.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// Runs a test, and says how long it took once it had its turn.
+fn timed(name: &str, test: impl FnOnce() -> support::Outcome) -> Result<(), Failed> {
+    let start = Instant::now();
+    let result = test();
+    let time = start.elapsed().saturating_sub(turns::waited());
+    if time >= SLOW {
+        println!("{name} took {:.1} s", time.as_secs_f64());
+    }
     result.map_err(|error| Failed::from(error.to_string()))
 }

@@ -1,6 +1,6 @@
 //! A process per rank on one GPU or several: right results, and what is left when a process dies or stalls.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use ringseal::collective::{Algorithm, Rendezvous};
 use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuOptions, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp};
 
-use crate::ring::alone;
 use crate::support::{GpuTest, Outcome, ensure, image};
+use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
     ("processes::results_are_right_before_and_after_a_new_session", right),
@@ -22,6 +22,8 @@ pub(crate) const TESTS: &[GpuTest] = &[
 /// Set in a child: what to do, its rank, the number of ranks, where to meet, cipher, and timeout in milliseconds.
 const CHILD: &str = "RINGSEAL_TEST_MEMBER";
 const LONGEST: usize = 1 << 20;
+/// What a rank says that is to reduce without end, once it has done so once.
+const BEGUN: &str = "begun";
 /// So that a hang is told from slowness.
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -64,9 +66,13 @@ fn member() -> Outcome {
         communicator,
     };
     match task {
-        "endless" => loop {
+        "endless" => {
             member.reduces(LONGEST / 4)?;
-        },
+            println!("{BEGUN}");
+            loop {
+                member.reduces(LONGEST / 4)?;
+            }
+        }
         _ => {
             for _ in 0..2 {
                 for count in [1, 1000, 12_345, LONGEST / 4, 0, 77] {
@@ -191,6 +197,7 @@ fn right(_: &Device) -> Outcome {
 }
 
 fn differing(_: &Device) -> Outcome {
+    let _alone = alone();
     for (task, words) in [("impostor", "holds another group secret"), ("shorter", "greatest length")] {
         let team = Team::new(2, "256", 20_000)?;
         let mut children = [team.start(0, "work")?, team.start(1, task)?];
@@ -201,17 +208,36 @@ fn differing(_: &Device) -> Outcome {
     Ok(())
 }
 
-/// At moments from the meeting to the middle of the collectives, with free memory as it was in the end.
+/// Waits until a rank that reduces without end has begun.
+fn begun(child: &mut Child) -> Outcome {
+    let stdout = child.stdout.as_mut().ok_or("no output")?;
+    let mut line = String::new();
+    // Nothing follows until the rank ends, so that nothing is lost with this reader.
+    BufReader::new(stdout).read_line(&mut line)?;
+    ensure!(line.trim_end() == BEGUN, "a rank ended early: {line}");
+    Ok(())
+}
+
+/// At moments on the way to the collectives and in their middle, with free memory as it was in the end.
 fn killed(device: &Device) -> Outcome {
     let _alone = alone();
     let before = device.free_bytes()?;
     let mut in_collectives = 0;
-    for attempt in 0..20 {
-        let team = Team::new(2 + attempt as usize % 2 * 2, "256", 8_000)?;
+    // A process needs about half a second until it reduces. The first is killed before it has come to the meeting, which
+    // the others notice only at the deadline.
+    let on_the_way = [0, 350, 400, 450, 500, 600].map(Some);
+    for (attempt, moment) in on_the_way.into_iter().chain([None; 8]).enumerate() {
+        let team = Team::new(2 + attempt % 2 * 2, "256", 3_000)?;
         let mut children = team.start_all("endless")?;
-        // A process needs about half a second until it reduces.
-        std::thread::sleep(Duration::from_millis(150 * attempt));
-        let victim = attempt as usize / 2 % team.ranks;
+        let victim = attempt / 2 % team.ranks;
+        let moment = match moment {
+            Some(moment) => moment,
+            None => {
+                begun(&mut children[victim])?;
+                3 * attempt as u64
+            }
+        };
+        std::thread::sleep(Duration::from_millis(moment));
         children[victim].kill()?;
         let start = Instant::now();
         for (rank, child) in children.iter_mut().enumerate() {
@@ -225,7 +251,7 @@ fn killed(device: &Device) -> Outcome {
             in_collectives += usize::from(text.contains(&format!("rank {victim} was lost")));
         }
         let took = start.elapsed();
-        ensure!(took < Duration::from_secs(12), "attempt {attempt}: the others took {took:?}");
+        ensure!(took < Duration::from_secs(6), "attempt {attempt}: the others took {took:?}");
         println!(
             "attempt {attempt}: rank {victim} of {} killed; the others ended after {took:?}",
             team.ranks
@@ -245,9 +271,9 @@ fn killed(device: &Device) -> Outcome {
 /// Stopped, not ended: no connection breaks, so that only the deadline helps.
 fn stalled(_: &Device) -> Outcome {
     let _alone = alone();
-    let team = Team::new(2, "256", 5_000)?;
+    let team = Team::new(2, "256", 3_000)?;
     let mut children = team.start_all("endless")?;
-    std::thread::sleep(Duration::from_secs(4));
+    begun(&mut children[1])?;
     ensure!(children[0].try_wait()?.is_none(), "rank 0 ended early");
     let stop = Command::new("kill").args(["-STOP", &children[1].id().to_string()]).status()?;
     ensure!(stop.success(), "kill -STOP: {stop}");
@@ -257,7 +283,7 @@ fn stalled(_: &Device) -> Outcome {
     children[1].kill()?;
     children[1].wait()?;
     let (_, text) = ended?;
-    let deadline = Error::Deadline { rank: 0, peer: 1, step: 0, waited_ms: 5_000 }.to_string();
+    let deadline = Error::Deadline { rank: 0, peer: 1, step: 0, waited_ms: 3_000 }.to_string();
     let words = deadline.split_once("within").map_or("", |(_, words)| words);
     ensure!(text.contains(words), "rank 0: {text}");
     ensure!(took < Duration::from_secs(8), "rank 0 took {took:?}");

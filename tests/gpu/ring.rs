@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::slice::from_ref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,8 @@ use ringseal::cuda::{
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
-use crate::support::{GpuTest, HostTest, Outcome, ensure, image, random_bytes};
+use crate::support::{GpuTest, HostTest, Outcome, ensure, image, is_small, longest, random_bytes, stride};
+use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
     ("ring::plain_of_every_type_and_operation", |gpu| same_bits_as_cpu(from_ref(gpu), Crypto::None)),
@@ -73,15 +73,11 @@ pub(crate) fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
 
 const AES128: Crypto = Crypto::Gcm(KeyLength::Aes128);
 const AES256: Crypto = Crypto::Gcm(KeyLength::Aes256);
+/// Elements of the longest vectors, of any type.
+const LONG: usize = (1 << 20) + 3;
 /// What memory around a result holds, before and after.
 const GUARD: u8 = 0xa5;
 const GUARD_BYTES: usize = 64;
-
-/// One test at a time: kernels that wait for each other must all be resident.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One all-reduce of a test, of the elements from `offset` bytes on.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +212,8 @@ impl Ranks {
 }
 
 fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
-    GpuOptions { crypto, max_bytes, ..GpuOptions::default() }
+    let sm_budget = is_small().then_some(4);
+    GpuOptions { crypto, max_bytes, sm_budget, ..GpuOptions::default() }
 }
 
 /// Random bits, so infinities, subnormal numbers and NaNs of all payloads are among the floats.
@@ -226,14 +223,14 @@ fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
 
 fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
     let _alone = alone();
-    const LONG: usize = (1 << 20) + 3;
+    let long = LONG.min(longest() / 8);
     let mut cases = Vec::new();
     for dtype in Dtype::ALL {
         for op in ReduceOp::ALL {
             let common = matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
                 && matches!(op, ReduceOp::Sum | ReduceOp::Avg);
             let counts: Vec<usize> = match common {
-                true => (0..=33).chain([1023, LONG]).collect(),
+                true => (0..=33).step_by(stride()).chain([1023, long]).collect(),
                 false => vec![0, 1, 15, 33, 1023],
             };
             for count in counts {
@@ -243,15 +240,15 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
             }
         }
     }
-    for ranks in 1..=8 {
-        let options = GpuOptions { algorithm, ..options(crypto, 4 * LONG) };
+    for ranks in 1..=if is_small() { 3 } else { 8 } {
+        let options = GpuOptions { algorithm, ..options(crypto, 4 * long) };
         let mut ranks = Ranks::new(&places(gpus, ranks), options)?;
         for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
             ranks.succeeds(case, &expected)?;
         }
     }
     // Two operands give the same bits in either order, hence by either algorithm.
-    let exchange = GpuOptions { algorithm: Algorithm::Exchange, ..options(crypto, 4 * LONG) };
+    let exchange = GpuOptions { algorithm: Algorithm::Exchange, ..options(crypto, 4 * long) };
     let mut ranks = Ranks::new(&places(gpus, 2), exchange)?;
     for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
         ranks.succeeds(case, &expected)?;

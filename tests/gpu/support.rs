@@ -1,6 +1,7 @@
 //! Shared by the tests: outcomes, random bytes, the kernels under test.
 
 use std::error::Error;
+use std::sync::{Mutex, PoisonError};
 
 use ringseal::cuda::{Device, Kernels, Module};
 
@@ -23,12 +24,18 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// The kernels under test.
+/// The kernels under test, on the first device. Loaded once: that takes a while, and all others wait for it.
 pub(crate) fn kernels(device: &Device) -> Result<Kernels, Box<dyn Error>> {
-    match std::env::var_os("RINGSEAL_TEST_PTX") {
-        Some(path) => Ok(Kernels::new(&Module::load(device, &std::fs::read(path)?)?)?),
-        None => Ok(Kernels::embedded(device)?),
+    static LOADED: Mutex<Option<Kernels>> = Mutex::new(None);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernels) = &*loaded {
+        return Ok(kernels.clone());
     }
+    let kernels = match std::env::var_os("RINGSEAL_TEST_PTX") {
+        Some(path) => Kernels::new(&Module::load(device, &std::fs::read(path)?)?)?,
+        None => Kernels::embedded(device)?,
+    };
+    Ok(loaded.insert(kernels).clone())
 }
 
 /// PTX or cubin of the kernels under test.
@@ -39,6 +46,21 @@ pub(crate) fn image(device: &Device) -> Result<Vec<u8>, Box<dyn Error>> {
     let capability = device.compute_capability()?;
     let target = ringseal::ptx::for_compute_capability(capability.major, capability.minor);
     Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).into())
+}
+
+/// Whether `RINGSEAL_TEST_SMALL` is set: fewer and shorter messages.
+pub(crate) fn is_small() -> bool {
+    std::env::var_os("RINGSEAL_TEST_SMALL").is_some()
+}
+
+/// Bytes of the longest message that is tested.
+pub(crate) fn longest() -> usize {
+    if is_small() { 70_000 } else { usize::MAX }
+}
+
+/// Of a row of lengths, each how-manieth is tested. A prime number, so that small ones meet every place in a block.
+pub(crate) fn stride() -> usize {
+    if is_small() { 37 } else { 1 }
 }
 
 /// Fresh random bytes, so that no run tests what the last one did.
