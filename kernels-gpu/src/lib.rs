@@ -22,6 +22,8 @@ pub mod ghash;
 pub mod gmac;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod message;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod padded;
 pub mod params;
 pub mod record;
 pub mod reduce;

@@ -133,7 +133,7 @@ struct Sealed<'a, K, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: 
 
 /// The key stream of one thread's blocks of a record.
 #[derive(Clone, Copy)]
-struct Stream<const ROUNDS: usize> {
+pub(crate) struct Stream<const ROUNDS: usize> {
     prefix: Prefix,
     /// What is the same in all of the thread's blocks, after round 2: they lie [`APART`] blocks apart, a multiple of 256.
     low: Quad,
@@ -142,7 +142,7 @@ struct Stream<const ROUNDS: usize> {
 impl<const ROUNDS: usize> Stream<ROUNDS> {
     /// For the thread's blocks `at` and `at + APART` of a tile, counted from the text's first.
     #[inline(always)]
-    fn new(tables: Tables, keys: impl Keys, header: &Header, at: i32) -> Self {
+    pub(crate) fn new(tables: Tables, keys: impl Keys, header: &Header, at: i32) -> Self {
         let prefix = Prefix::new(tables, keys, header.nonce());
         let low = xor(prefix.bytes23(tables, keys, 0), prefix.low(tables, counter(at)));
         Stream { prefix, low }
@@ -150,7 +150,7 @@ impl<const ROUNDS: usize> Stream<ROUNDS> {
 
     /// In a tile in which the thread's first block is `at`.
     #[inline(always)]
-    fn key_stream(&self, tables: Tables, keys: impl Keys, at: i32) -> [Quad; 2] {
+    pub(crate) fn key_stream(&self, tables: Tables, keys: impl Keys, at: i32) -> [Quad; 2] {
         let state = |at: i32| xor(self.low, self.prefix.byte1(tables, counter(at)));
         tables.finish::<ROUNDS, 2>(keys, [state(at), state(at + APART)])
     }
@@ -167,7 +167,7 @@ const fn counter(at: i32) -> u32 {
 
 /// The block of both lengths in bits (SP 800-38D, 7.1, step 5).
 #[inline(always)]
-const fn lengths(bytes: u32) -> Quad {
+pub(crate) const fn lengths(bytes: u32) -> Quad {
     [0, (8 * AAD_BYTES).swap_bytes(), 0, (8 * bytes).swap_bytes()]
 }
 
@@ -176,7 +176,7 @@ const fn lengths(bytes: u32) -> Quad {
 /// # Safety
 /// The place is this warp's.
 #[inline(always)]
-unsafe fn store_associated_data(header: &Header, place: u32) {
+pub(crate) unsafe fn store_associated_data(header: &Header, place: u32) {
     // SAFETY: the caller's.
     unsafe {
         if thread::lane() == 0 {
@@ -193,7 +193,7 @@ unsafe fn store_associated_data(header: &Header, place: u32) {
 /// # Safety
 /// They are stored at `place` by [`store_associated_data`].
 #[inline(always)]
-unsafe fn associated_data(place: u32, at: i32) -> Quad {
+pub(crate) unsafe fn associated_data(place: u32, at: i32) -> Quad {
     let index = (at + AAD_BLOCKS as i32) as u32;
     // SAFETY: the caller's.
     if index < AAD_BLOCKS { unsafe { shared::load_16::<0>(place + 16 * index) } } else { [0; 4] }
@@ -204,7 +204,7 @@ unsafe fn associated_data(place: u32, at: i32) -> Quad {
 /// # Safety
 /// As [`associated_data`].
 #[inline(always)]
-unsafe fn with_associated_data(place: u32, at: i32, blocks: [Quad; 2]) -> [Quad; 2] {
+pub(crate) unsafe fn with_associated_data(place: u32, at: i32, blocks: [Quad; 2]) -> [Quad; 2] {
     if at >= 0 {
         return blocks;
     }
@@ -215,7 +215,7 @@ unsafe fn with_associated_data(place: u32, at: i32, blocks: [Quad; 2]) -> [Quad;
 
 /// The part of a block that belongs to a text of `bytes` bytes, whose block `at` it is; zero elsewhere.
 #[inline(always)]
-fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
+pub(crate) fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
     let start = (at as u32).wrapping_mul(16);
     if at < 0 || start >= bytes {
         return [0; 4];
