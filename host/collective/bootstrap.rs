@@ -88,6 +88,32 @@ impl std::fmt::Debug for CallbackBootstrap {
     }
 }
 
+/// The bootstrap of a group that is a part of another: its ranks gather when all ranks of the whole do, each in its part,
+/// and hear their part's messages only. All parts gather equally often.
+pub(crate) struct Part {
+    whole: Arc<Mutex<Box<dyn Bootstrap>>>,
+    members: Vec<usize>,
+}
+
+impl Part {
+    /// For the ranks `members` of the whole, in the order of their ranks in the part.
+    pub(crate) fn new(whole: &Arc<Mutex<Box<dyn Bootstrap>>>, members: impl Iterator<Item = usize>) -> Self {
+        Self { whole: whole.clone(), members: members.collect() }
+    }
+}
+
+impl Bootstrap for Part {
+    fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.whole.lock().unwrap_or_else(PoisonError::into_inner).gather(message, timeout)?;
+        let members = self.members.iter().map(|&member| all.get_mut(member).map(std::mem::take));
+        members.collect::<Option<_>>().ok_or_else(|| Error::Handshake("a rank's message is missing".into()))
+    }
+
+    fn interface(&self) -> IpAddr {
+        self.whole.lock().unwrap_or_else(PoisonError::into_inner).interface()
+    }
+}
+
 /// Both rounds of the handshake. Between them, when all ranks have come, does `between`; when that fails on a rank, all
 /// ranks fail.
 pub(crate) fn agree(

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::bootstrap::{Bootstrap, InProcess, agree, announce};
 use super::execute::{Execution, Failure};
@@ -11,7 +11,7 @@ use super::vectors::{Buffers, Vectors};
 use super::{Element, Partition};
 use crate::backend::{Backend, cpu::Cpu};
 use crate::channel::{Call, Crypto, GroupSecret, Handshake, KeyLength, NO_OP, Session, Terms, volume};
-use crate::transport::{Transport, deadline, memory, socket};
+use crate::transport::{Abort, Cause, Transport, deadline, memory, socket};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// Shortest and longest record in bytes. Useful ones have 16 to 128 KiB.
@@ -215,16 +215,32 @@ impl Communicator {
         secret: &GroupSecret,
         rank: usize,
         ranks: usize,
+        bootstrap: Box<dyn Bootstrap>,
+        options: &Options,
+    ) -> Result<Self> {
+        let interface = bootstrap.interface();
+        let door = || socket::Door::open(interface).and_then(|door| Ok((door.place()?, door)));
+        Self::linked(secret, [rank, ranks], bootstrap, options, door, |door, places, end| {
+            Ok(Box::new(door.connect(rank, places, end)?))
+        })
+    }
+
+    /// Joins a group over links that its ranks make once they have a session: `offer` gives what this rank tells the others
+    /// for it, authenticated, and `link` makes the links from what all ranks have told, before an instant. The number of
+    /// this rank comes before that of all.
+    pub(crate) fn linked<T>(
+        secret: &GroupSecret,
+        [rank, ranks]: [usize; 2],
         mut bootstrap: Box<dyn Bootstrap>,
         options: &Options,
+        offer: impl FnOnce() -> Result<(Vec<u8>, T)>,
+        link: impl FnOnce(T, &[Vec<u8>], Instant) -> Result<Box<dyn Transport>>,
     ) -> Result<Self> {
         let (terms, timeout) = (options.terms(ranks)?, options.timeout);
         let root = agree(secret, terms, rank, bootstrap.as_mut(), timeout, || Ok(()))?;
-        let door = socket::Door::open(bootstrap.interface()).and_then(|door| Ok((door.place()?, door)));
-        let (places, door) = announce(&root, 1, [rank, ranks], door, bootstrap.as_mut(), timeout)?;
-        let link = door.connect(rank, &places, deadline(timeout)).map(|link| (Vec::new(), link));
-        let (_, link) = announce(&root, 2, [rank, ranks], link, bootstrap.as_mut(), timeout)?;
-        let transport = Box::new(link);
+        let (offers, own) = announce(&root, 1, [rank, ranks], offer(), bootstrap.as_mut(), timeout)?;
+        let links = link(own, &offers, deadline(timeout)).map(|links| (Vec::new(), links));
+        let (_, transport) = announce(&root, 2, [rank, ranks], links, bootstrap.as_mut(), timeout)?;
         let session = Session::from_root(root, terms, rank, options.backend.clone());
         Ok(Self::assemble(secret, options, transport, bootstrap, session))
     }
@@ -296,6 +312,15 @@ impl Communicator {
     /// Waits this long for a peer from now on.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.options.timeout = timeout;
+    }
+
+    /// Fails on purpose, because what the collective was a part of has failed elsewhere: the other ranks' collectives of this
+    /// session fail too, and all must [`rekey`](Self::rekey). Does nothing after a failure.
+    pub fn give_up(&mut self) {
+        if !self.poisoned {
+            self.poisoned = true;
+            self.transport.abort(self.session.id(), Abort { by: self.rank(), cause: Cause::Other });
+        }
     }
 
     /// Starts a new session with new keys, together with all other ranks. Ends the poisoning after a failure.
@@ -424,7 +449,11 @@ impl Communicator {
             record_bytes: self.options.record_bytes,
             timeout: self.options.timeout,
         };
-        execution.run(&plan.steps, plan.closing).map_err(|failure| self.fail(failure, &mut vectors))
+        execution.transport.run(true);
+        let outcome = execution.run(&plan.steps, plan.closing);
+        let outcome = outcome.map_err(|failure| self.fail(failure, &mut vectors));
+        self.transport.run(false);
+        outcome
     }
 
     fn plan(&mut self, collective: Collective) -> Arc<Plan> {

@@ -10,18 +10,60 @@ use super::{Device, Stream};
 use crate::cuda::RankBuffers;
 use crate::{Dtype, Error, ReduceOp, Result};
 
-type Comm = *mut c_void;
+pub(super) type Comm = *mut c_void;
 type CommInitAll = unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int;
 type CommDestroy = unsafe extern "C" fn(Comm) -> c_int;
-type Group = unsafe extern "C" fn() -> c_int;
+pub(super) type Group = unsafe extern "C" fn() -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> c_int;
 
+/// The library, loaded at run time.
+pub(super) struct Functions(Library);
+
+impl Functions {
+    /// Loads `libnccl.so.2`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when there is none.
+    pub(super) fn load() -> Result<Self> {
+        // SAFETY: the library's initialisers have no preconditions.
+        let library = unsafe { Library::new("libnccl.so.2") };
+        let what = |error| {
+            format!("NCCL here: {error}; the folder of libnccl.so.2 must be among those in LD_LIBRARY_PATH")
+        };
+        Ok(Self(library.map_err(|error| Error::Unsupported { backend: "cuda", what: what(error) })?))
+    }
+
+    /// # Errors
+    /// [`Error::Cuda`] when the library has no such function.
+    ///
+    /// # Safety
+    /// `T` is the function's type.
+    pub(super) unsafe fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.get(name) }.map_err(|error| Error::Cuda(format!("NCCL: {error}")))
+    }
+
+    /// # Errors
+    /// [`Error::Cuda`] with NCCL's own text, unless `code` is success.
+    pub(super) fn check(&self, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the type is the one in nccl.h; it returns a static string.
+        let text = unsafe {
+            let describe = self.symbol::<ErrorString>(b"ncclGetErrorString\0")?;
+            CStr::from_ptr(describe(code)).to_string_lossy().into_owned()
+        };
+        Err(Error::Cuda(format!("NCCL: {text}")))
+    }
+}
+
 /// NCCL communicators of this process, one on each device.
 pub struct Nccl {
-    library: Library,
+    functions: Functions,
     communicators: Vec<Comm>,
 }
 
@@ -31,16 +73,17 @@ impl Nccl {
     /// # Errors
     /// [`Error::Unsupported`] when the library cannot be loaded; [`Error::Cuda`] with NCCL's own text when it fails.
     pub fn new(devices: &[Device]) -> Result<Self> {
-        // SAFETY: the library's initialisers have no preconditions.
-        let library = unsafe { Library::new("libnccl.so.2") }
-            .map_err(|error| Error::Unsupported { backend: "cuda", what: format!("NCCL here: {error}") })?;
         let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
-        let mut nccl = Self { library, communicators: Vec::new() };
+        let mut nccl = Self { functions: Functions::load()?, communicators: Vec::new() };
         let mut communicators = vec![std::ptr::null_mut(); devices.len()];
         // SAFETY: the type is the one in nccl.h; both arrays have one place for each device.
         unsafe {
-            let init = nccl.symbol::<CommInitAll>(b"ncclCommInitAll\0")?;
-            nccl.check(init(communicators.as_mut_ptr(), devices.len() as c_int, ordinals.as_ptr()))?;
+            let init = nccl.functions.symbol::<CommInitAll>(b"ncclCommInitAll\0")?;
+            nccl.functions.check(init(
+                communicators.as_mut_ptr(),
+                devices.len() as c_int,
+                ordinals.as_ptr(),
+            ))?;
         }
         nccl.communicators = communicators;
         Ok(nccl)
@@ -51,8 +94,8 @@ impl Nccl {
         let mut code = 0;
         // SAFETY: the type is the one in nccl.h; the pointer is valid for the write.
         unsafe {
-            let version = self.symbol::<GetVersion>(b"ncclGetVersion\0")?;
-            self.check(version(&mut code))?;
+            let version = self.functions.symbol::<GetVersion>(b"ncclGetVersion\0")?;
+            self.functions.check(version(&mut code))?;
         }
         Ok(format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100))
     }
@@ -74,10 +117,10 @@ impl Nccl {
     ) -> Result<()> {
         // SAFETY: the types are those in nccl.h; the rest is the caller's promise.
         unsafe {
-            let reduce = self.symbol::<AllReduce>(b"ncclAllReduce\0")?;
-            self.check(self.symbol::<Group>(b"ncclGroupStart\0")?())?;
+            let reduce = self.functions.symbol::<AllReduce>(b"ncclAllReduce\0")?;
+            self.functions.check(self.functions.symbol::<Group>(b"ncclGroupStart\0")?())?;
             for ((buffer, &communicator), stream) in buffers.iter().zip(&self.communicators).zip(streams) {
-                self.check(reduce(
+                self.functions.check(reduce(
                     buffer.input as *const c_void,
                     buffer.output as *mut c_void,
                     count,
@@ -87,34 +130,15 @@ impl Nccl {
                     stream.handle(),
                 ))?;
             }
-            self.check(self.symbol::<Group>(b"ncclGroupEnd\0")?())
+            self.functions.check(self.functions.symbol::<Group>(b"ncclGroupEnd\0")?())
         }
-    }
-
-    /// # Safety
-    /// `T` is the function's type.
-    unsafe fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>> {
-        // SAFETY: the caller's promise.
-        unsafe { self.library.get(name) }.map_err(|error| Error::Cuda(format!("NCCL: {error}")))
-    }
-
-    fn check(&self, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        // SAFETY: the type is the one in nccl.h; it returns a static string.
-        let text = unsafe {
-            let describe = self.symbol::<ErrorString>(b"ncclGetErrorString\0")?;
-            CStr::from_ptr(describe(code)).to_string_lossy().into_owned()
-        };
-        Err(Error::Cuda(format!("NCCL: {text}")))
     }
 }
 
 impl Drop for Nccl {
     fn drop(&mut self) {
         // SAFETY: the type is the one in nccl.h; each communicator was made by `new` and is destroyed once.
-        if let Ok(destroy) = unsafe { self.symbol::<CommDestroy>(b"ncclCommDestroy\0") } {
+        if let Ok(destroy) = unsafe { self.functions.symbol::<CommDestroy>(b"ncclCommDestroy\0") } {
             for &communicator in &self.communicators {
                 // SAFETY: as above.
                 unsafe { destroy(communicator) };

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use crate::Result;
 use crate::aead::Tag;
 
+mod frame;
 mod inbox;
+pub mod lockstep;
 pub mod memory;
 pub mod socket;
 
@@ -143,6 +145,12 @@ pub trait Transport: Send {
     /// # Errors
     /// Whatever the link reports.
     fn receive(&mut self, from: usize, session: u64, deadline: Instant) -> Result<Delivery>;
+
+    /// Told when a collective begins on this rank, and when it has ended, well or not: for links that rest in between. All
+    /// records of a collective are sent and received while it runs. Default: does nothing.
+    fn run(&mut self, running: bool) {
+        let _ = running;
+    }
 
     /// Tells all ranks that this one gives up on the session, as well as it can.
     fn abort(&mut self, session: u64, abort: Abort);

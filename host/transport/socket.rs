@@ -14,24 +14,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::frame;
 use super::inbox::Inbox;
-use super::{Abort, Cause, Delivery, Received, Sealed, Transport};
-use crate::aead::Tag;
+use super::{Abort, Delivery, Received, Sealed, Transport};
 use crate::{Error, Result};
 
 /// What a rank must know to greet another, so that strangers and ranks of other groups are not taken for members.
 const PASSWORD_BYTES: usize = 16;
 /// How long a stranger may take to greet.
 const GREETING_TIME: Duration = Duration::from_secs(2);
-/// No record is longer: what claims to be was never sent by a rank.
-const LONGEST_RECORD: usize = 16 << 20;
 /// How long a rank that leaves goes on handing over what it has sent.
 const LEAVING_TIME: Duration = Duration::from_secs(1);
-/// Kind, session, tag, length.
-const HEADER_BYTES: usize = 1 + 8 + 16 + 4;
-const RECORD: u8 = 0;
-const ABORT: u8 = 1;
-
 /// A rank that listens and has yet to be connected.
 pub(crate) struct Door {
     listener: TcpListener,
@@ -172,7 +165,7 @@ impl Socket {
         let inbox = self.inbox.clone();
         let reader = thread::Builder::new().name(name("from")).spawn(move || {
             let mut incoming = BufReader::with_capacity(256 << 10, incoming);
-            while read(&mut incoming, peer, &inbox).is_ok() {}
+            while frame::read(&mut incoming, peer, &inbox).is_ok() {}
             inbox.lose(peer);
         });
         match reader {
@@ -190,67 +183,6 @@ impl Socket {
     }
 }
 
-/// One frame, from the connection into the inbox.
-fn read(stream: &mut impl Read, from: usize, inbox: &Inbox) -> io::Result<()> {
-    let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header)?;
-    let session = u64::from_le_bytes(std::array::from_fn(|at| header[1 + at]));
-    let tag: Tag = std::array::from_fn(|at| header[9 + at]);
-    let length = u32::from_le_bytes(std::array::from_fn(|at| header[25 + at])) as usize;
-    if length > LONGEST_RECORD {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes)?;
-    match header[0] {
-        RECORD => inbox.put(from, (session, Received { bytes, tag })),
-        ABORT => {
-            let abort = decode(&bytes).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-            inbox.abort(session, abort);
-        }
-        _ => return Err(io::ErrorKind::InvalidData.into()),
-    }
-    Ok(())
-}
-
-fn frame(kind: u8, session: u64, tag: &Tag, bytes: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(HEADER_BYTES + bytes.len());
-    frame.push(kind);
-    frame.extend_from_slice(&session.to_le_bytes());
-    frame.extend_from_slice(tag);
-    frame.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-    frame.extend_from_slice(bytes);
-    frame
-}
-
-/// An abort as words: who, which cause, and what it says.
-fn encode(abort: Abort) -> Vec<u8> {
-    let words = match abort.cause {
-        Cause::Record { step, record } => [0, step as u64, record as u64, 0],
-        Cause::Deadline { peer, step, waited_ms } => [1, step as u64, peer as u64, waited_ms],
-        Cause::Lost { peer, step } => [2, step as u64, peer as u64, 0],
-        Cause::Other => [3, 0, 0, 0],
-    };
-    [abort.by as u64].iter().chain(&words).flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn decode(bytes: &[u8]) -> Option<Abort> {
-    let (words, []) = bytes.as_chunks::<8>() else { return None };
-    let words: [u64; 5] =
-        words.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>().try_into().ok()?;
-    let [by, cause, step, other, waited_ms] = words;
-    let (by, step, other) =
-        (usize::try_from(by).ok()?, usize::try_from(step).ok()?, usize::try_from(other).ok()?);
-    let cause = match cause {
-        0 => Cause::Record { step, record: other },
-        1 => Cause::Deadline { peer: other, step, waited_ms },
-        2 => Cause::Lost { peer: other, step },
-        3 => Cause::Other,
-        _ => return None,
-    };
-    Some(Abort { by, cause })
-}
-
 impl Transport for Socket {
     fn rank(&self) -> usize {
         self.rank
@@ -265,7 +197,7 @@ impl Transport for Socket {
             let (bytes, tag) = record.into_parts();
             self.inbox.put(to, (session, Received { bytes, tag }));
         } else {
-            self.post(to, frame(RECORD, session, record.tag(), record.bytes()));
+            self.post(to, frame::record(session, &record));
         }
         Ok(())
     }
@@ -277,7 +209,7 @@ impl Transport for Socket {
     fn abort(&mut self, session: u64, abort: Abort) {
         self.inbox.abort(session, abort);
         for peer in 0..self.peers.len() {
-            self.post(peer, frame(ABORT, session, &[0; 16], &encode(abort)));
+            self.post(peer, frame::abort(session, abort));
         }
     }
 }
@@ -313,6 +245,7 @@ impl fmt::Debug for Socket {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use super::super::Cause;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -380,7 +313,6 @@ mod tests {
                 }
             }
         }
-        assert!(decode(&[0; 41]).is_none() && decode(&[9; 40]).is_none());
     }
 
     #[test]
