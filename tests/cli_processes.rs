@@ -76,6 +76,39 @@ fn a_process_per_rank_gives_right_results_and_rank_0_prints_them() {
 }
 
 #[test]
+fn ranks_in_nodes_get_right_results() {
+    let meeting = Meeting::new();
+    for (rank, output) in
+        meeting.start(4, &[&SHORT[..], &["--node-ranks", "2"]].concat()).into_iter().map(end).enumerate()
+    {
+        let text = String::from_utf8(succeeds(output)).unwrap();
+        assert!(rank != 0 || text.contains("in nodes of 2") && text.contains("rank is right"), "{text}");
+    }
+    for ranks in ["3", "0"] {
+        let output = end(meeting.rank(0, 4, &["--node-ranks", ranks]).spawn().unwrap());
+        fails(&output, 2, &["equally many"]);
+    }
+    let output = end(meeting.rank(0, 4, &["--node-ranks", "2", "--algo", "ring"]).spawn().unwrap());
+    fails(&output, 2, &["--algo"]);
+}
+
+/// Without GPU or NCCL, all ranks say what is missing, and none waits for another.
+#[test]
+fn without_nccl_every_rank_says_so() {
+    let meeting = Meeting::new();
+    let start = Instant::now();
+    for output in meeting.start(2, &[&SHORT[..], &["--transport", "nccl"]].concat()).into_iter().map(end) {
+        if output.status.success() {
+            println!("skipped: there are GPUs and NCCL here");
+            return;
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(["NCCL", "GPU", "driver", "CUDA"].iter().any(|missing| text.contains(missing)), "{text}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(20), "a rank waited for its deadline");
+}
+
+#[test]
 fn ranks_meet_over_tcp_with_the_secret_from_the_environment() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let children: Vec<_> = (0..3)

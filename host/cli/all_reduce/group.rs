@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
-use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Options, Request};
+use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Nodes, Options, Request};
 use ringseal::cuda::{Device, GpuOptions, SeedOptions};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks, GroupOptions};
-use super::membership::Membership;
+use super::membership::{Carrier, Joined, Membership};
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::ByteSize;
@@ -118,13 +118,23 @@ impl Setup {
         if structure != Structure::Fused && membership.is_some() {
             return Err(Failure::Input("--crypto seed: its ranks are all of one process".into()));
         }
+        if let Some(member) = &membership
+            && member.node_ranks.is_some()
+            && choice != Choice::Auto
+        {
+            return Err(Failure::Input(
+                "--algo: with --node-ranks each part has the library's choice".into(),
+            ));
+        }
         if ranks == 0 {
             return Err(Failure::Input("--ranks 0: there must be at least one rank".into()));
         }
         if ranks > MAX_RANKS && membership.is_none() {
             return Err(Failure::Input(format!("--ranks {ranks}: at most {MAX_RANKS} run in one process")));
         }
+        let through_host = membership.as_ref().is_some_and(Membership::through_host);
         let found = match backend {
+            _ if through_host => None,
             BackendName::Cuda => Some(gpu::devices(ranks)?),
             BackendName::Auto if choice.on_gpu(ranks).is_some() => gpu::fit(ranks, crypto),
             _ => None,
@@ -168,9 +178,14 @@ impl Setup {
     /// In words, for the head of a table.
     pub(super) fn description(&self) -> Outcome<String> {
         let Self { ranks, home, choice, crypto, structure, record_bytes, membership } = self;
+        let carried = membership.as_ref().map_or(String::new(), |member| {
+            let nodes = member.node_ranks.map(|ranks| format!(", in nodes of {ranks}")).unwrap_or_default();
+            let carrier = if member.carrier == Carrier::Nccl { ", over NCCL" } else { "" };
+            nodes + carrier
+        });
         let home = match home {
             Home::Process(backend) if membership.is_some() => {
-                format!("in a process each, backend {}", backend.name())
+                format!("in a process each{carried}, backend {}", backend.name())
             }
             Home::Process(backend) => format!("in one process, backend {}", backend.name()),
             Home::Gpus(devices) if membership.is_some() => {
@@ -243,6 +258,8 @@ impl Setup {
 pub(super) enum Group {
     /// In this process.
     Process(Vec<Communicator>, Choice),
+    /// One of them, the others in other processes, in nodes.
+    Nodes(Box<Nodes>),
     /// On GPUs.
     Gpus(Box<GpuRanks>),
 }
@@ -253,14 +270,17 @@ impl Group {
         Ok(match &setup.home {
             Home::Process(backend) => {
                 let options = setup.options(backend.clone());
-                let ranks = match &setup.membership {
-                    None => Communicator::in_process(setup.ranks, &GroupSecret::random()?, &options)?,
-                    Some(member) => {
-                        let (rank, meeting) = (member.rank, member.meet(setup.ranks)?);
-                        vec![Communicator::new(&member.secret, rank, setup.ranks, meeting, &options)?]
+                match &setup.membership {
+                    None => {
+                        let secret = GroupSecret::random()?;
+                        let ranks = Communicator::in_process(setup.ranks, &secret, &options)?;
+                        Self::Process(ranks, setup.choice)
                     }
-                };
-                Self::Process(ranks, setup.choice)
+                    Some(member) => match member.join(setup.ranks, &options)? {
+                        Joined::One(rank) => Self::Process(vec![*rank], setup.choice),
+                        Joined::Nodes(nodes) => Self::Nodes(nodes),
+                    },
+                }
             }
             Home::Gpus(devices) => Self::Gpus(Box::new(match (&setup.membership, setup.structure) {
                 (None, Structure::Fused) => {
@@ -279,7 +299,7 @@ impl Group {
     /// Ends in good order, together with the ranks of other processes.
     pub(super) fn close(self) -> Outcome {
         match self {
-            Self::Process(..) => Ok(()),
+            Self::Process(..) | Self::Nodes(_) => Ok(()),
             Self::Gpus(ranks) => Ok(ranks.close()?),
         }
     }
@@ -295,6 +315,12 @@ impl Group {
         let bytes = inputs[0].len();
         match self {
             Self::Gpus(ranks) => Ok(ranks.all_reduce(inputs, outputs, dtype, op)?),
+            Self::Nodes(rank) => {
+                let start = Instant::now();
+                let buffers = Buffers::Apart { input: &inputs[0], output: &mut outputs[0] };
+                rank.all_reduce(op, dtype, buffers)?;
+                Ok(start.elapsed())
+            }
             Self::Process(ranks, choice) => {
                 let apart =
                     inputs.iter().zip(outputs).map(|(input, output)| Buffers::Apart { input, output });
@@ -313,6 +339,11 @@ impl Group {
         let bytes = vectors[0].len();
         match self {
             Self::Gpus(ranks) => Ok(ranks.all_reduce_in_place(vectors, dtype, op)?),
+            Self::Nodes(rank) => {
+                let start = Instant::now();
+                rank.all_reduce(op, dtype, Buffers::InPlace(&mut vectors[0]))?;
+                Ok(start.elapsed())
+            }
             Self::Process(ranks, choice) => {
                 let in_place = vectors.iter_mut().map(|vector| Buffers::InPlace(vector));
                 run(ranks, choice.algorithm(bytes), in_place, dtype, op)

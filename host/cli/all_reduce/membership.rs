@@ -5,9 +5,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ringseal::channel::GroupSecret;
-use ringseal::collective::{Bootstrap, Rendezvous};
+use ringseal::collective::{Bootstrap, Communicator, Nodes, Options, Rail, Rendezvous};
+use ringseal::cuda::Device;
 use zeroize::Zeroizing;
 
 use crate::cli::failure::{Failure, Outcome};
@@ -34,6 +35,22 @@ pub(super) struct MembershipArguments {
     /// Seconds to wait for another rank.
     #[arg(long, value_name = "SECONDS", requires = "rank", default_value = "30", value_parser = parse_seconds)]
     timeout: Duration,
+    /// What carries records between processes whose vectors are in host memory.
+    #[arg(long, value_name = "NAME", value_enum, requires = "rank", default_value_t)]
+    transport: Carrier,
+    /// Ranks of a node: sums inside nodes first, then between them, where --transport is used; inside it is TCP.
+    #[arg(long, value_name = "N", requires = "rank")]
+    node_ranks: Option<usize>,
+}
+
+/// What carries records.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Carrier {
+    /// A connection between each two ranks.
+    #[default]
+    Tcp,
+    /// NCCL, through the memory of the ranks' GPUs: one for each rank, rank r's being GPU r modulo their number.
+    Nccl,
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -43,33 +60,72 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A rank that has joined its group.
+pub(super) enum Joined {
+    /// Of ranks that are all alike.
+    One(Box<Communicator>),
+    /// Of ranks in nodes.
+    Nodes(Box<Nodes>),
+}
+
 /// How this process belongs to its group.
 pub(super) struct Membership {
     pub(super) rank: usize,
     pub(super) secret: GroupSecret,
     pub(super) timeout: Duration,
+    pub(super) carrier: Carrier,
+    pub(super) node_ranks: Option<usize>,
     rendezvous: String,
 }
 
 impl Membership {
     /// `None` when all ranks are in this process.
     pub(super) fn new(arguments: MembershipArguments, ranks: usize) -> Outcome<Option<Self>> {
-        let MembershipArguments { rank: Some(rank), rendezvous: Some(rendezvous), secret_file, timeout } =
-            arguments
-        else {
-            return Ok(None);
-        };
+        let MembershipArguments { rank, rendezvous, secret_file, timeout, transport: carrier, node_ranks } =
+            arguments;
+        let Some((rank, rendezvous)) = rank.zip(rendezvous) else { return Ok(None) };
         if rank >= ranks {
             return Err(Failure::Input(format!(
                 "--rank {rank}: the ranks of --ranks {ranks} are numbered from 0 to {}",
                 ranks.saturating_sub(1)
             )));
         }
+        if let Some(node_ranks) = node_ranks
+            && (node_ranks == 0 || !ranks.is_multiple_of(node_ranks))
+        {
+            let what =
+                format!("--node-ranks {node_ranks}: all nodes of --ranks {ranks} have equally many ranks");
+            return Err(Failure::Input(what));
+        }
         let secret = match secret_file {
             Some(path) => from_file(&path)?,
             None => from_variable()?,
         };
-        Ok(Some(Self { rank, secret, timeout, rendezvous }))
+        Ok(Some(Self { rank, secret, timeout, carrier, node_ranks, rendezvous }))
+    }
+
+    /// Whether vectors are to be in host memory, wherever they are sealed.
+    pub(super) fn through_host(&self) -> bool {
+        self.carrier != Carrier::Tcp || self.node_ranks.is_some()
+    }
+
+    /// Joins the other ranks, with vectors in host memory.
+    pub(super) fn join(&self, ranks: usize, options: &Options) -> ringseal::Result<Joined> {
+        let (rank, meeting) = (self.rank, self.meet(ranks)?);
+        let device = || Device::open(rank % Device::count()?.max(1));
+        let link = |secret: &GroupSecret, [rank, ranks]: [usize; 2], meeting| match self.carrier {
+            Carrier::Tcp => Communicator::new(secret, rank, ranks, meeting, options),
+            Carrier::Nccl => Communicator::over_nccl(secret, rank, ranks, meeting, &device()?, options),
+        };
+        let Some(node_ranks) = self.node_ranks else {
+            return Ok(Joined::One(Box::new(link(&self.secret, [rank, ranks], meeting)?)));
+        };
+        let inside = |secret: &GroupSecret, [rank, ranks]: [usize; 2], meeting| {
+            Communicator::new(secret, rank, ranks, meeting, options)
+        };
+        let between = |rail: Rail| link(&rail.secret, [rail.node, rail.nodes], rail.bootstrap);
+        let nodes = Nodes::join(&self.secret, [rank, ranks], node_ranks, meeting, inside, between)?;
+        Ok(Joined::Nodes(Box::new(nodes)))
     }
 
     /// Meets the other ranks.
