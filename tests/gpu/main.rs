@@ -5,10 +5,12 @@
 //! processes, for tools that make kernels a hundred times slower (scripts/sanitize).
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
+mod aead;
 mod context;
 mod copy;
 mod ctr;
 mod gcm;
+mod nccl;
 mod probe;
 mod processes;
 mod ring;
@@ -28,6 +30,7 @@ const LARGE: &[&str] = &[
     "ctr::past_four_gibibytes",
     "gcm::one_message_past_4_gib",
     "gcm::published_vectors",
+    "nccl::",
     "module::the_jit_cache_may_be_disabled_or_unwritable",
     "processes::",
     "ring::aes256_ends_at_the_deadline",
@@ -65,7 +68,7 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS) {
+    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(aead::TESTS) {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_gcm));
     }
     for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
@@ -78,6 +81,18 @@ fn main() {
     }
     for (name, test) in ring::ACROSS_GPUS_TESTS.iter().chain(seed::ACROSS_GPUS_TESTS) {
         trials.push(Trial::test(*name, move || timed(name, test)).with_ignored_flag(!several));
+    }
+    let has_nccl = device.is_ok() && nccl::available();
+    if device.is_ok() && !has_nccl && !arguments.list {
+        println!("skipped: no libnccl.so.2 in LD_LIBRARY_PATH: the tests of NCCL count as ignored");
+    }
+    for (name, test) in nccl::TESTS {
+        let run = move || timed(name, || test(&Device::open(0)?));
+        trials.push(Trial::test(*name, run).with_ignored_flag(!has_nccl));
+    }
+    for (name, test) in nccl::ACROSS_GPUS_TESTS {
+        let run = move || timed(name, test);
+        trials.push(Trial::test(*name, run).with_ignored_flag(!has_nccl || !several));
     }
     if support::is_small() {
         trials.retain(|trial| !LARGE.iter().any(|large| trial.name().starts_with(large)));
