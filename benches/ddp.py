@@ -164,7 +164,20 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
     dist.destroy_process_group()
 
 
-def run(ranks: int, arguments: argparse.Namespace) -> list[dict]:
+def save(rows: list[dict], arguments: argparse.Namespace) -> None:
+    """Writes the figures so far, so that a run that is cut short leaves what it has."""
+    if not arguments.out:
+        return
+    device = torch.cuda.get_device_name(0) if arguments.device == "cuda" else platform.processor() or "CPU"
+    about = {
+        "command": " ".join(["python", *sys.argv]), "device": device, "torch": torch.__version__,
+        "ringseal": ringseal.__version__, "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "rows": rows,
+    }
+    with open(arguments.out, "w") as file:
+        json.dump(about, file, indent=1)
+
+
+def run(ranks: int, arguments: argparse.Namespace, before: list[dict]) -> list[dict]:
     """One group of processes, for all models, caps and variants; what of them was done within the time limit."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -185,6 +198,9 @@ def run(ranks: int, arguments: argparse.Namespace) -> list[dict]:
                 pass
             return rows
         rows.append(row)
+        save(before + rows, arguments)
+        case = f"{row['model']}, {ranks} ranks, cap {row['bucket_cap_mb']} MB, {row['variant']}"
+        print(f"# {case}: {row['milliseconds']:.1f} ms", file=sys.stderr, flush=True)
     for process in processes.processes:
         process.kill()
     print(f"{ranks} ranks were not done within {arguments.limit:.0f} s: the table lacks cases", file=sys.stderr)
@@ -225,7 +241,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600, help="seconds for each number of ranks")
     parser.add_argument("--out", help="a JSON file for all figures")
     arguments = parser.parse_args()
-    rows = [row for ranks in arguments.ranks for row in run(ranks, arguments)]
+    rows: list[dict] = []
+    for ranks in arguments.ranks:
+        rows += run(ranks, arguments, rows)
     print(table(rows))
 
     compared = different = 0
@@ -235,14 +253,6 @@ def main() -> int:
             compared += 1
             different += row["losses"] != plain[row["model"], row["ranks"], row["bucket_cap_mb"]]
     print(f"losses of {compared - different} of {compared} sealed runs are those of the plain hook, bit for bit")
-    if arguments.out:
-        device = torch.cuda.get_device_name(0) if arguments.device == "cuda" else platform.processor() or "CPU"
-        about = {
-            "command": " ".join(["python", *sys.argv]), "device": device, "torch": torch.__version__,
-            "ringseal": ringseal.__version__, "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "rows": rows,
-        }
-        with open(arguments.out, "w") as file:
-            json.dump(about, file, indent=1)
     return 1 if different else 0
 
 

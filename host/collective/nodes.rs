@@ -35,6 +35,40 @@ pub struct Rail {
     pub bootstrap: Box<dyn Bootstrap>,
 }
 
+/// A rank's node, for whoever links it.
+pub(crate) struct NodePart {
+    /// Its own secret.
+    pub(crate) secret: GroupSecret,
+    /// This rank's number in the node.
+    pub(crate) number: usize,
+    /// Number of the node's ranks.
+    pub(crate) ranks: usize,
+    /// Where its ranks find each other.
+    pub(crate) bootstrap: Box<dyn Bootstrap>,
+}
+
+/// Both groups that a rank is in, with secrets of their own, over the whole's bootstrap. Its number among all comes before how
+/// many there are.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when the nodes don't divide the ranks.
+pub(crate) fn node_parts(
+    secret: &GroupSecret,
+    [rank, ranks]: [usize; 2],
+    node_ranks: usize,
+    bootstrap: Box<dyn Bootstrap>,
+) -> Result<(NodePart, Rail)> {
+    let [node, number] = split(rank, ranks, node_ranks)?;
+    let (whole, nodes) = (Arc::new(Mutex::new(bootstrap)), ranks / node_ranks);
+    let part = |of, which: usize| secret.of_part([of, which as u64, node_ranks as u64, ranks as u64]);
+    let inside = Box::new(Part::new(&whole, node * node_ranks..(node + 1) * node_ranks));
+    let between = Box::new(Part::new(&whole, (number..ranks).step_by(node_ranks)));
+    Ok((
+        NodePart { secret: part(NODE, node), number, ranks: node_ranks, bootstrap: inside },
+        Rail { secret: part(RAIL, number), node, nodes, bootstrap: between },
+    ))
+}
+
 /// One rank of a group whose ranks are in nodes, for all-reduces.
 ///
 /// # Failure
@@ -49,29 +83,24 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Joins as rank `rank` of `ranks`, with nodes of `node_ranks` ranks each: rank r is in node r / `node_ranks`. `inside`
-    /// links the ranks of a node, given its secret, this rank's number there and `node_ranks`; `between` links a rail.
+    /// Joins as the first number of `place` among as many ranks as the second says, with nodes of `node_ranks` ranks each: rank
+    /// r is in node r / `node_ranks`. `inside` links the ranks of a node, given its secret, this rank's number there and `node_ranks`; `between` links a rail.
     /// Returns when all ranks have joined.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the nodes don't divide the ranks; whatever the two report.
     pub fn join(
         secret: &GroupSecret,
-        [rank, ranks]: [usize; 2],
+        place: [usize; 2],
         node_ranks: usize,
         bootstrap: Box<dyn Bootstrap>,
         inside: impl FnOnce(&GroupSecret, [usize; 2], Box<dyn Bootstrap>) -> Result<Communicator>,
         between: impl FnOnce(Rail) -> Result<Communicator>,
     ) -> Result<Self> {
-        let (number, whole) = (split(rank, ranks, node_ranks)?, Arc::new(Mutex::new(bootstrap)));
-        let [node, number] = number;
-        let part = |of, which: usize| secret.of_part([of, which as u64, node_ranks as u64, ranks as u64]);
-        let members = Part::new(&whole, node * node_ranks..(node + 1) * node_ranks);
-        let inside = inside(&part(NODE, node), [number, node_ranks], Box::new(members))?;
-        let members = Part::new(&whole, (number..ranks).step_by(node_ranks));
-        let (nodes, secret) = (ranks / node_ranks, part(RAIL, number));
-        let between = between(Rail { secret, node, nodes, bootstrap: Box::new(members) })?;
-        Ok(Self { inside, between })
+        let (NodePart { secret, number, ranks, bootstrap }, rail) =
+            node_parts(secret, place, node_ranks, bootstrap)?;
+        let inside = inside(&secret, [number, ranks], bootstrap)?;
+        Ok(Self { inside, between: between(rail)? })
     }
 
     /// As [`Self::join`], with both kinds of links over TCP.

@@ -5,8 +5,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
-use ringseal::collective::{Algorithm, Rendezvous};
-use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuOptions, RankBuffers, Stream};
+use ringseal::collective::{Algorithm, Communicator, Options, Rail, Rendezvous};
+use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp};
 
 use crate::support::{GpuTest, Outcome, ensure, image};
@@ -15,6 +15,7 @@ use crate::turns::alone;
 pub(crate) const TESTS: &[GpuTest] = &[
     ("processes::results_are_right_before_and_after_a_new_session", right),
     ("processes::settings_that_differ_fail_all_ranks", differing),
+    ("processes::nodes_get_right_results_before_and_after_a_new_session", nodes),
     ("processes::when_one_is_killed_the_others_end_with_an_error", killed),
     ("processes::when_one_stalls_the_others_end_at_the_deadline", stalled),
 ];
@@ -57,6 +58,19 @@ fn member() -> Outcome {
         GpuOptions { crypto, max_bytes, timeout, algorithm: Algorithm::Ring, ..GpuOptions::default() };
     let meeting = Rendezvous::connect(address, rank, ranks, timeout)?;
     let image = image(&device)?;
+    if task == "nodes" {
+        let between = |Rail { secret, node, nodes, bootstrap }| {
+            Communicator::new(&secret, node, nodes, bootstrap, &Options { timeout, ..Options::default() })
+        };
+        let inside = |secret: &GroupSecret, [rank, ranks]: [usize; 2], bootstrap| {
+            GpuCommunicator::with_image(secret, rank, ranks, bootstrap, &device, &image, options.clone())
+        };
+        let place = [rank, ranks];
+        return in_nodes(
+            GpuNodes::join(&secret, place, 2, Box::new(meeting), &device, inside, between)?,
+            &device,
+        );
+    }
     let communicator =
         GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
     let mut member = Member {
@@ -87,6 +101,42 @@ fn member() -> Outcome {
     Ok(())
 }
 
+/// One rank's part in nodes of two, each summing on the GPU, and by the CPU between them.
+fn in_nodes(mut group: GpuNodes, device: &Device) -> Outcome {
+    let stream = Stream::new(device)?;
+    let (rank, ranks) = (group.rank(), group.ranks());
+    let mut memory = DeviceBuffer::new(device, LONGEST)?;
+    for round in 0..2 {
+        for count in [1, 1000, 12_345, LONGEST / 4, 0, 77] {
+            let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
+            memory.write(0, &input, &stream)?;
+            let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
+            // SAFETY: the memory holds `count` elements, and the call waits.
+            unsafe { group.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &stream)? };
+            let mut output = vec![0; 4 * count];
+            memory.read(0, &mut output, &stream)?;
+            let right: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
+            ensure!(output == right, "rank {rank}, round {round}: wrong sums of {count} elements");
+        }
+        // Averages of two bytes each, an odd number of them.
+        let ones = [0x80, 0x3f].repeat(1001);
+        memory.write(0, &ones, &stream)?;
+        let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
+        // SAFETY: as above.
+        unsafe { group.all_reduce(buffers, 1001, Dtype::Bf16, ReduceOp::Avg, &stream)? };
+        let mut output = vec![0; 2002];
+        memory.read(0, &mut output, &stream)?;
+        ensure!(output == ones, "rank {rank}, round {round}: the average of ones is not one");
+        group.rekey()?;
+    }
+    Ok(group.close()?)
+}
+
+/// Element `at` of a rank.
+fn value(rank: usize, at: usize) -> u32 {
+    (at as u32).wrapping_mul(0x9e37_79b9) ^ (rank as u32) << 20
+}
+
 struct Member {
     communicator: GpuCommunicator,
     input: DeviceBuffer,
@@ -97,7 +147,6 @@ struct Member {
 impl Member {
     /// Sums `count` integers, and checks every one. A failure must leave zeros.
     fn reduces(&mut self, count: usize) -> Outcome {
-        let value = |rank: usize, at: usize| (at as u32).wrapping_mul(0x9e37_79b9) ^ (rank as u32) << 20;
         let (rank, ranks) = (self.communicator.rank(), self.communicator.ranks());
         let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
         self.input.write(0, &input, &self.stream)?;
@@ -192,6 +241,15 @@ fn right(_: &Device) -> Outcome {
             );
         }
         println!("{ranks} processes, {cipher}: {:.2} s with their start", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn nodes(_: &Device) -> Outcome {
+    let _alone = alone();
+    for (rank, mut child) in Team::new(4, "256", 20_000)?.start_all("nodes")?.into_iter().enumerate() {
+        let (status, text) = end(&mut child)?;
+        ensure!(status.success() && text == "done\n", "rank {rank}: {status}: {text}");
     }
     Ok(())
 }
