@@ -1,36 +1,18 @@
-//! AES-CTR under criterion: RustCrypto on the CPU beside the GPU's kernels on device memory.
+//! AES-CTR on device memory under criterion: device times, by events. `cargo bench --bench cpu` has the CPU's.
 //!
-//! GPU times are device times, by events. On a machine with no GPU that half says so and is left out.
+//! On a machine with no GPU it says so and measures nothing.
 
-use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringseal::Result;
-use ringseal::aead::{Aead, AesKey};
-use ringseal::backend::{self, CounterWidth};
+use ringseal::aead::AesKey;
+use ringseal::backend::CounterWidth;
 use ringseal::cuda::{Device, DeviceBuffer, DeviceKey, Kernels, Stream};
 
 const KEY_BYTES: [usize; 3] = [16, 24, 32];
 /// Any start will do: the counter's value has no bearing on the time.
 const COUNTER: [u8; 16] = [0x5c; 16];
-
-fn cpu(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("ctr/cpu");
-    group.sample_size(20).measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(300));
-    let backend = backend::by_name("cpu").expect("the CPU backend is always there");
-    for bytes in KEY_BYTES {
-        let key = AesKey::from_bytes(&[0x3a; 32][..bytes]).expect("16, 24 and 32 are key lengths");
-        let aead = Aead::new(backend.as_ref(), &key).expect("the CPU takes any key");
-        for size in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
-            let mut data = vec![0x71; size];
-            group.throughput(Throughput::Bytes(size as u64));
-            group.bench_function(BenchmarkId::new(format!("aes-{}", 8 * bytes), size), |bencher| {
-                bencher.iter(|| aead.ctr_xor(COUNTER, CounterWidth::Full128, black_box(&mut data)));
-            });
-        }
-    }
-}
 
 fn gpu(criterion: &mut Criterion) {
     match Device::open(0) {
@@ -75,5 +57,5 @@ fn measure_gpu(criterion: &mut Criterion, device: &Device) -> Result<()> {
     Ok(())
 }
 
-criterion_group!(benches, cpu, gpu);
+criterion_group!(benches, gpu);
 criterion_main!(benches);
