@@ -29,6 +29,7 @@ const LARGE: &[&str] = &[
     "ctr::one_gibibyte",
     "ctr::past_four_gibibytes",
     "gcm::one_message_past_4_gib",
+    "gcm::gmac_past_4_gib",
     "gcm::published_vectors",
     "nccl::",
     "module::the_jit_cache_may_be_disabled_or_unwritable",
