@@ -399,7 +399,7 @@ mod tests {
                     "{at}: {failures:?}"
                 );
                 let told = |error: &&Error| matches!(error, Error::Record { .. } | Error::Aborted { .. });
-                assert!(failures.iter().all(|error| told(error)), "{at}: {failures:?}");
+                assert!(failures.iter().all(told), "{at}: {failures:?}");
                 assert!(outcomes.iter().all(|(_, again)| again == &outcomes[0].1));
             }
         }
