@@ -77,6 +77,7 @@ pub mod copy;
 pub mod cuda;
 mod dtype;
 mod error;
+mod keystream;
 pub mod ptx;
 pub mod study;
 pub mod transport;

@@ -84,6 +84,11 @@ impl Kernels {
         self.0.gcm.as_ref().ok_or_else(no_gcm)
     }
 
+    /// The module that they are from.
+    pub(super) fn module(&self) -> &Module {
+        &self.0.module
+    }
+
     pub(super) fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
     }

@@ -11,6 +11,7 @@ use ringseal_kernels::message::{
     BYTES_MAX, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace,
     gcm_seal_message_128, ghash_powers, plan,
 };
+use ringseal_kernels::sealed::SealedKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::cipher::Kernels;
@@ -136,6 +137,16 @@ impl GcmKey {
         let round_keys = Zeroizing::new(expand_key(key.as_bytes()));
         let cipher = BlockCipher::new(key);
         Ok(Self { kernels: kernels.clone(), round_keys, cipher, subkey, ghash, powers, bits: key.bits() })
+    }
+
+    /// The key as kernels take it, with a copy of secrets: to be zeroized.
+    pub(super) fn sealed(&self) -> SealedKey {
+        SealedKey { round_keys: *self.round_keys, ghash_key: self.ghash.pointer() }
+    }
+
+    /// Its length in bits.
+    pub(super) fn bits(&self) -> usize {
+        self.bits
     }
 
     /// The hash subkey, for the counter blocks of records.

@@ -12,6 +12,7 @@
 //! * [`Kernels`], with [`DeviceKey`] for AES-CTR and [`GcmKey`] for AES-GCM, are the cipher on device memory.
 //! * [`DeviceAead`] seals and opens messages in device memory in the order of the caller's streams.
 //! * [`SealedCopy`] copies between host and device with nothing but ciphertext on the way.
+//! * [`Keystream`] makes the keystream of collectives' records ahead of time, and does steps with it.
 //! * [`DeviceBuffer`] and [`HostBuffer`] own memory; [`Stream`], [`Event`] and [`Graph`] order and time work.
 //!
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
@@ -24,6 +25,7 @@ mod device;
 mod driver;
 mod gcm;
 mod ipc;
+mod keystream;
 mod memory;
 mod module;
 mod nccl;
@@ -45,6 +47,7 @@ pub use device::{ComputeCapability, Device, PeerAccess};
 pub use driver::{Version, driver};
 pub(crate) use gcm::no_gcm;
 pub use gcm::{GcmKey, MessageWorkspace};
+pub use keystream::{Chunk, ChunkMemory, ChunkSide, ChunkWork, Keystream, KeystreamOptions};
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;

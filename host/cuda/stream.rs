@@ -32,6 +32,23 @@ impl Stream {
         Ok(Self { device: device.clone(), handle, owned: true })
     }
 
+    /// As [`new`](Self::new), with the lowest priority: of blocks that wait for a multiprocessor, other streams' go first.
+    pub(super) fn low_priority(device: &Device) -> Result<Self> {
+        let _current = device.bind()?;
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: a context is current; the pointers are valid for the writes.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut lowest, &mut highest)
+        })?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: as above.
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(&mut handle, flags, lowest)
+        })?;
+        Ok(Self { device: device.clone(), handle, owned: true })
+    }
+
     /// Uses another library's stream, such as PyTorch's current one; it stays that library's to destroy. Null is the
     /// default stream.
     ///

@@ -39,12 +39,17 @@ pub struct PadHead {
     /// The record's number and the key's serial number ([`pad_claim`]); 0 when there is no pad, or it is claimed. Written
     /// last.
     pub claim: u64,
+    /// Blocks of the pad: a longer record's is another.
+    pub blocks: u64,
+    /// Zero.
+    pub reserved: u64,
 }
 
 /// Bytes of a [`PadHead`].
 pub const HEAD_BYTES: u64 = size_of::<PadHead>() as u64;
 const NAME: u64 = core::mem::offset_of!(PadHead, name) as u64;
 const CLAIM: u64 = core::mem::offset_of!(PadHead, claim) as u64;
+const BLOCKS: u64 = core::mem::offset_of!(PadHead, blocks) as u64;
 
 /// [`PadHead::name`] of the records of one step of a collective.
 pub const fn pad_name(sequence: u64, step: u32) -> u64 {
@@ -290,21 +295,24 @@ unsafe fn pad_out(turn: u32, at: i32) -> u64 {
     (low as u64 | (high as u64) << 32).wrapping_add_signed(16 * at as i64)
 }
 
-/// Claims a pad, and stores its record's mask: whether it was there. By one thread.
+/// Claims a record's pad, and stores the record's mask: whether it was there. By one thread.
 ///
 /// # Safety
 /// The heads are alive; `mask` is this thread's until the next barrier.
 #[inline(always)]
-unsafe fn claim_pad(params: &PaddedParams, side: &PaddedSide, record: u32, mask: u32) -> bool {
+unsafe fn claim_pad(params: &PaddedParams, side: &PaddedSide, place: &Place, mask: u32) -> bool {
+    let record = place.index;
     if record >= side.count {
         return false;
     }
     let head = side.heads + HEAD_BYTES * record as u64;
     let claim = pad_claim(side.serial, record);
-    // SAFETY: the caller's. Name and mask don't change while the claim stands, nor after this thread has taken it.
+    // SAFETY: the caller's. The rest of a head doesn't change while the claim stands, nor after this thread has taken
+    // it.
     unsafe {
         if global::compare_exchange_u64(head + CLAIM, claim, 0) != claim
             || global::load_volatile_u64(head + NAME) != pad_name(params.sequence, side.step)
+            || global::load_volatile_u64(head + BLOCKS) < place.bytes.div_ceil(16) as u64
         {
             return false;
         }
@@ -323,12 +331,13 @@ unsafe fn claim_pads<const OPENS: bool, const SEALS: bool>(params: &PaddedParams
         return;
     }
     let claims = CLAIMS + turn * CLAIMS_BYTES;
-    let start = index as u64 * params.record_bytes as u64;
+    let place = Place::new(params, index);
+    let start = 16 * place.start as u64;
     let scratch = params.scratch + 2 * thread::block_index() as u64 * params.record_bytes as u64;
     // SAFETY: the caller's.
     unsafe {
-        let opens = OPENS && claim_pad(params, &params.opens, index, claims);
-        let seals = SEALS && claim_pad(params, &params.seals, index, claims + 16);
+        let opens = OPENS && claim_pad(params, &params.opens, &place, claims);
+        let seals = SEALS && claim_pad(params, &params.seals, &place, claims + 16);
         let pad_in = if opens { params.opens.pads + start } else { scratch };
         let pad_out = if seals { params.seals.pads + start } else { scratch + params.record_bytes as u64 };
         let pads = [pad_in as u32, (pad_in >> 32) as u32, pad_out as u32, (pad_out >> 32) as u32];
@@ -907,6 +916,7 @@ unsafe fn fill<const ROUNDS: usize>(params: &PadFillParams) {
                 if thread::lane() == 0 {
                     global::store_16(head, mask);
                     global::store_u64(head + NAME, params.name);
+                    global::store_u64(head + BLOCKS, bytes.div_ceil(16) as u64);
                 }
             }
             device::sync_threads();

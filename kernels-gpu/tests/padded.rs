@@ -358,12 +358,13 @@ fn a_pad_serves_its_own_record_only() {
     let chunk = Chunk { bytes: 2 * 4096, record: 4096, grid: 1, reduction: reduction(F32, SUM) };
     let text = vector(1, &chunk);
     type Spoil = fn(&mut Side);
-    let spoils: [(&str, Spoil); 5] = [
+    let spoils: [(&str, Spoil); 6] = [
         ("another collective", |side| side.heads[0].name += 1 << 16),
         ("another step", |side| side.heads[0].name ^= 1),
         ("another key", |side| side.heads[0].claim = pad_claim(side.serial + 1, 0)),
         ("another record", |side| side.heads[0].claim = pad_claim(side.serial, 1)),
         ("claimed", |side| side.heads[0].claim = 0),
+        ("too short", |side| side.heads[0].blocks = 255),
     ];
     for (what, spoil) in spoils {
         let opens = Side::new(&KEYS[0][..16], &chunk, 7, 1, 5);

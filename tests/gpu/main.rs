@@ -10,6 +10,7 @@ mod context;
 mod copy;
 mod ctr;
 mod gcm;
+mod keystream;
 mod nccl;
 mod probe;
 mod processes;
@@ -69,7 +70,7 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(aead::TESTS) {
+    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(aead::TESTS).chain(keystream::TESTS) {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_gcm));
     }
     for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
