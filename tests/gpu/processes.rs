@@ -283,8 +283,8 @@ fn killed(device: &Device) -> Outcome {
     let mut in_collectives = 0;
     // A process needs about half a second until it reduces. The first is killed before it has come to the meeting, which
     // the others notice only at the deadline.
-    let on_the_way = [0, 350, 400, 450, 500, 600].map(Some);
-    for (attempt, moment) in on_the_way.into_iter().chain([None; 8]).enumerate() {
+    let on_the_way = [0, 450, 500, 600].map(Some);
+    for (attempt, moment) in on_the_way.into_iter().chain([None; 6]).enumerate() {
         let team = Team::new(2 + attempt % 2 * 2, "256", 3_000)?;
         let mut children = team.start_all("endless")?;
         let victim = attempt / 2 % team.ranks;

@@ -107,9 +107,18 @@ struct Ranks {
 impl Ranks {
     /// With one rank on each of the devices.
     fn new(devices: &[Device], options: GpuOptions) -> Result<Self, Box<dyn Error>> {
+        let vectors = random_vectors(devices.len(), options.max_bytes)?;
+        Self::with_vectors(devices, options, vectors)
+    }
+
+    /// Of [`random_vectors`], one for each device.
+    fn with_vectors(
+        devices: &[Device],
+        options: GpuOptions,
+        vectors: Vec<Vec<u8>>,
+    ) -> Result<Self, Box<dyn Error>> {
         let bytes = options.max_bytes + GUARD_BYTES;
         let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
-        let vectors = devices.iter().map(|_| random_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
         let uploaded = vectors.iter().zip(&streams);
         Ok(Self {
             group: GpuGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?,
@@ -168,28 +177,9 @@ impl Ranks {
         Ok(results)
     }
 
-    /// What the ranks of a CPU get for each case.
+    /// As [`cpu_results`] of these ranks' vectors.
     fn expected(&self, cases: &[Case]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
-        let options = Options { crypto: Crypto::None, algorithm: Algorithm::Ring, ..Options::default() };
-        let communicators = Communicator::in_process(self.vectors.len(), &GroupSecret::random()?, &options)?;
-        let reduce = |mut communicator: Communicator| -> ringseal::Result<Vec<Vec<u8>>> {
-            let vector = &self.vectors[communicator.rank()];
-            let results = cases.iter().map(|case| {
-                let mut output = vec![0; case.bytes()];
-                let input = &vector[case.offset..][..case.bytes()];
-                let buffers = Buffers::Apart { input, output: &mut output };
-                communicator.run(Request::AllReduce(case.op), case.dtype, buffers)?;
-                Ok(output)
-            });
-            results.collect()
-        };
-        let mut results = thread::scope(|scope| {
-            let threads: Vec<_> =
-                communicators.into_iter().map(|communicator| scope.spawn(|| reduce(communicator))).collect();
-            let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked"));
-            results.collect::<Result<Vec<_>, _>>()
-        })?;
-        Ok(results.swap_remove(0)?)
+        cpu_results(&self.vectors, cases)
     }
 
     /// Does one all-reduce that must succeed.
@@ -211,6 +201,35 @@ impl Ranks {
     }
 }
 
+/// Random vectors of up to `max_bytes` bytes for so many ranks, and a guard's bytes more each.
+fn random_vectors(ranks: usize, max_bytes: usize) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    (0..ranks).map(|_| random_bytes(max_bytes + GUARD_BYTES)).collect()
+}
+
+/// What the ranks of a CPU get for each case.
+fn cpu_results(vectors: &[Vec<u8>], cases: &[Case]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    let options = Options { crypto: Crypto::None, algorithm: Algorithm::Ring, ..Options::default() };
+    let communicators = Communicator::in_process(vectors.len(), &GroupSecret::random()?, &options)?;
+    let reduce = |mut communicator: Communicator| -> ringseal::Result<Vec<Vec<u8>>> {
+        let vector = &vectors[communicator.rank()];
+        let results = cases.iter().map(|case| {
+            let mut output = vec![0; case.bytes()];
+            let input = &vector[case.offset..][..case.bytes()];
+            let buffers = Buffers::Apart { input, output: &mut output };
+            communicator.run(Request::AllReduce(case.op), case.dtype, buffers)?;
+            Ok(output)
+        });
+        results.collect()
+    };
+    let mut results = thread::scope(|scope| {
+        let threads: Vec<_> =
+            communicators.into_iter().map(|communicator| scope.spawn(|| reduce(communicator))).collect();
+        let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked"));
+        results.collect::<Result<Vec<_>, _>>()
+    })?;
+    Ok(results.swap_remove(0)?)
+}
+
 fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
     let sm_budget = is_small().then_some(4);
     GpuOptions { crypto, max_bytes, sm_budget, ..GpuOptions::default() }
@@ -222,7 +241,6 @@ fn same_bits_as_cpu(gpus: &[Device], crypto: Crypto) -> Outcome {
 }
 
 fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
-    let _alone = alone();
     let long = LONG.min(longest() / 8);
     let mut cases = Vec::new();
     for dtype in Dtype::ALL {
@@ -240,18 +258,23 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
             }
         }
     }
-    for ranks in 1..=if is_small() { 3 } else { 8 } {
+    // Two operands give the same bits in either order, hence by either algorithm.
+    let exchange = (algorithm == Algorithm::Ring).then_some((2, Algorithm::Exchange));
+    let most = if is_small() { 3 } else { 8 };
+    let mut groups = Vec::new();
+    // The CPU's part comes first, while others have the GPU.
+    for (ranks, algorithm) in (1..=most).map(|ranks| (ranks, algorithm)).chain(exchange) {
+        let vectors = random_vectors(ranks, 4 * long)?;
+        let expected = cpu_results(&vectors, &cases)?;
+        groups.push((algorithm, vectors, expected));
+    }
+    let _alone = alone();
+    for (algorithm, vectors, expected) in groups {
         let options = GpuOptions { algorithm, ..options(crypto, 4 * long) };
-        let mut ranks = Ranks::new(&places(gpus, ranks), options)?;
-        for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
+        let mut ranks = Ranks::with_vectors(&places(gpus, vectors.len()), options, vectors)?;
+        for (case, expected) in cases.iter().zip(expected) {
             ranks.succeeds(case, &expected)?;
         }
-    }
-    // Two operands give the same bits in either order, hence by either algorithm.
-    let exchange = GpuOptions { algorithm: Algorithm::Exchange, ..options(crypto, 4 * long) };
-    let mut ranks = Ranks::new(&places(gpus, 2), exchange)?;
-    for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
-        ranks.succeeds(case, &expected)?;
     }
     Ok(())
 }
