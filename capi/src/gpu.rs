@@ -54,7 +54,7 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
         let device = Device::open(device)?;
         let options = GpuOptions {
             crypto: options.crypto,
-            algorithm: if chosen { options.algorithm } else { Algorithm::Ring },
+            algorithm: if chosen { options.algorithm } else { GpuOptions::fastest_algorithm(ranks) },
             max_bytes,
             timeout: options.timeout,
             key_bytes: options.key_bytes,

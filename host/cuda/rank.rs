@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::mem::offset_of;
 
+use ringseal_kernels::exchange::{EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
@@ -75,6 +76,8 @@ pub(super) struct GpuRank {
     any: Kernel,
     module: Module,
     blocks: u32,
+    /// How far its sealing blocks have come, a word each: for the kernels of a sealed exchange.
+    sealed: Option<DeviceBuffer>,
     /// Its [`RankState`], which no other rank reaches.
     state: DeviceBuffer,
     notice: DeviceBuffer,
@@ -107,6 +110,14 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     }
     if options.crypto != Crypto::None && options.record_bytes.is_some_and(|b| b > LONGEST_SEALED as usize) {
         return Err(Error::InvalidArgument(format!("sealed records have at most {LONGEST_SEALED} bytes")));
+    }
+    if options.crypto != Crypto::None
+        && options.algorithm == Algorithm::Exchange
+        && options.record_bytes.is_some_and(|bytes| bytes > LONGEST_EXCHANGED as usize)
+    {
+        return Err(Error::InvalidArgument(format!(
+            "a sealed exchange's records have at most {LONGEST_EXCHANGED} bytes"
+        )));
     }
     match options.algorithm {
         Algorithm::Ring | Algorithm::RelayRing => Ok(()),
@@ -171,8 +182,15 @@ impl GpuRank {
         options: &GpuOptions,
     ) -> Result<Self> {
         let device = module.device();
+        let exchanges = options.algorithm == Algorithm::Exchange && ranks == 2 && blocks >= 3;
         let (common, any, shared) = match (options.crypto, opens_any_sender(options, ranks)) {
             (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
+            (Crypto::Gcm(KeyLength::Aes128), _) if exchanges => {
+                ("exchange_sealed_128", "exchange_sealed_any_128", EXCHANGE_SHARED)
+            }
+            (Crypto::Gcm(KeyLength::Aes256), _) if exchanges => {
+                ("exchange_sealed_256", "exchange_sealed_any_256", EXCHANGE_SHARED)
+            }
             (Crypto::Gcm(KeyLength::Aes128), false) => {
                 ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED)
             }
@@ -189,8 +207,20 @@ impl GpuRank {
         let longest = longest_chunk(options.max_bytes, options.algorithm, ranks);
         let messages = messages(options.algorithm, ranks) as u64;
         let inbox_half = messages * longest.next_multiple_of(256) as u64;
-        let signals_half = messages * most_records(options, longest, blocks) as u64;
         let stream = Stream::new(device)?;
+        let sealed = match options.crypto {
+            Crypto::Gcm(_) if exchanges => {
+                let mut sealed = DeviceBuffer::new(device, 8 * blocks as usize)?;
+                sealed.fill(0, &stream)?;
+                Some(sealed)
+            }
+            _ => None,
+        };
+        let records = match sealed {
+            Some(_) => most_exchanged_records(options, longest, blocks),
+            None => most_records(options, longest, blocks),
+        };
+        let signals_half = messages * records as u64;
         let shared_zeros = |bytes: u64| {
             let mut buffer = DeviceBuffer::shareable(device, bytes as usize)?;
             buffer.fill(0, &stream)?;
@@ -205,6 +235,7 @@ impl GpuRank {
             any: module.kernel(any, shared)?,
             module: module.clone(),
             blocks,
+            sealed,
             notice: shared_zeros(size_of::<Notice>() as u64)?,
             notices: DeviceBuffer::new(device, 8 * ranks)?,
             inbox: shared_zeros(2 * inbox_half)?,
@@ -284,6 +315,9 @@ impl GpuRank {
     fn reset(&mut self) -> Result<()> {
         self.signals.fill(0, &self.stream)?;
         self.notice.fill(0, &self.stream)?;
+        if let Some(sealed) = &mut self.sealed {
+            sealed.fill(0, &self.stream)?;
+        }
         self.state.write(0, bytes_of(&[FIRST]), &self.stream)
     }
 
@@ -299,7 +333,10 @@ impl GpuRank {
         let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
         self.prepare_steps(bytes)?;
         let chunk = longest_chunk(bytes, self.options.algorithm, self.ranks);
-        let record_bytes = record_bytes(&self.options, chunk, self.blocks);
+        let record_bytes = match (self.options.record_bytes, &self.sealed) {
+            (None, Some(_)) => exchanged_record_bytes(chunk, self.blocks),
+            _ => record_bytes(&self.options, chunk, self.blocks),
+        };
         Ok(Shape { count, bytes, chunk, record_bytes, records: records_of(chunk, record_bytes) })
     }
 
@@ -388,8 +425,23 @@ impl GpuRank {
                 let PresentKeys { own, predecessor, senders } = keys.present();
                 let call = call(keys.session(), self.options.algorithm, dtype, op, count, self.ranks);
                 let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
-                // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
-                let result = unsafe { kernel.launch(launch, stream, &params) };
+                let result = match &self.sealed {
+                    // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
+                    None => unsafe { kernel.launch(launch, stream, &params) },
+                    Some(sealed) => {
+                        let most = records.max(1) as u32;
+                        let sealers = sealing_blocks(bytes, self.blocks).min(most);
+                        let openers = (self.blocks - sealing_blocks(bytes, self.blocks)).min(most);
+                        let mut params =
+                            ExchangeParams { ring: params, sealed: sealed.pointer(), sealers, reserved: 0 };
+                        let launch = Launch { blocks: sealers + openers, threads: THREADS };
+                        // SAFETY: as above, and the exchange's kernels take `ExchangeParams`.
+                        let result = unsafe { kernel.launch(launch, stream, &params) };
+                        params.ring.own.round_keys.zeroize();
+                        params.ring.predecessor.round_keys.zeroize();
+                        result
+                    }
+                };
                 params.own.round_keys.zeroize();
                 params.predecessor.round_keys.zeroize();
                 result
@@ -533,6 +585,28 @@ fn longest_chunk(bytes: usize, algorithm: Algorithm, ranks: usize) -> usize {
     step::chunk(0, chunks as u32, bytes as u64).1 as usize
 }
 
+/// The longest vector of whose exchange every block does both halves.
+const BOTH_HALVES: usize = 8 << 20;
+
+/// How many of a rank's blocks only seal in the exchange of a vector of `bytes` bytes, 0 for none. Opening takes longer by
+/// the reduction.
+fn sealing_blocks(bytes: usize, blocks: u32) -> u32 {
+    if bytes <= BOTH_HALVES { 0 } else { blocks * 16 / 33 }
+}
+
+/// Records of the exchange of a long vector, some for each block that seals.
+const EXCHANGED_RECORD: std::ops::RangeInclusive<usize> = (64 << 10)..=(256 << 10);
+
+/// Bytes of a record of an exchange when none is asked for: long vectors' are opened while others are sealed.
+fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
+    match sealing_blocks(bytes, blocks) {
+        0 => chosen_record_bytes(bytes, blocks),
+        sealers => (bytes / (8 * sealers as usize))
+            .next_power_of_two()
+            .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
+    }
+}
+
 /// Bytes of a record for chunks of this length: every block gets its share, in as few records as their limit and
 /// [`WORTH_TWO`] allow.
 fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
@@ -559,6 +633,17 @@ fn most_records(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
     }
 }
 
+/// What [`records_of`] comes to at most for exchanges of up to this length.
+fn most_exchanged_records(options: &GpuOptions, longest: usize, blocks: u32) -> usize {
+    match options.record_bytes {
+        Some(bytes) => records_of(longest, bytes),
+        // Records of a long vector are no shorter than the first's; those of a short one are one or two a block.
+        None => longest
+            .div_ceil(*EXCHANGED_RECORD.start())
+            .max(blocks as usize * rounds(BOTH_HALVES.div_ceil(blocks as usize))),
+    }
+}
+
 fn records_of(chunk: usize, record_bytes: usize) -> usize {
     chunk.div_ceil(record_bytes)
 }
@@ -577,6 +662,21 @@ fn bytes_of_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_shorter_exchange_has_more_records_than_there_is_room_for() {
+        for longest in [1, 5 << 20, 40 << 20, 700 << 20] {
+            for blocks in [2, 3, 16, 132] {
+                let room = most_exchanged_records(&GpuOptions::default(), longest, blocks);
+                for bytes in (1..=longest).step_by(10_007).chain([longest]) {
+                    let record = exchanged_record_bytes(bytes, blocks);
+                    assert!(record <= LONGEST_EXCHANGED as usize && record % 16 == 0);
+                    let records = records_of(bytes, record);
+                    assert!(records <= room, "{bytes} bytes, {blocks} blocks: {records} records");
+                }
+            }
+        }
+    }
 
     #[test]
     fn no_shorter_chunk_has_more_records_than_there_is_room_for() {

@@ -46,6 +46,14 @@ impl Default for GpuOptions {
     }
 }
 
+impl GpuOptions {
+    /// The algorithm that takes this many ranks the least time, whatever the length of the vector, as measured on H200s: two
+    /// ranks exchange their whole vectors, more form a ring.
+    pub const fn fastest_algorithm(ranks: usize) -> Algorithm {
+        if ranks == 2 { Algorithm::Exchange } else { Algorithm::Ring }
+    }
+}
+
 /// Where a rank's vector and result lie in its device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RankBuffers {

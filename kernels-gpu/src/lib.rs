@@ -14,6 +14,8 @@ pub mod aes;
 pub mod ctr;
 pub mod elementwise;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod exchange;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod gcm;
 pub mod gf128;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]

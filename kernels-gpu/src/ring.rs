@@ -213,19 +213,51 @@ const POLLER: u32 = THREADS - 32;
 /// As [`Wire::transfer`]; `params` describes live memory.
 #[inline(always)]
 pub unsafe fn all_reduce<W: Wire>(params: RingParams, mut wire: W) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let block = enter(params);
+        if allowed(&block) {
+            diagonals(&block, &mut wire);
+        } else {
+            exhausted(&block);
+        }
+        leave(&block, W::VERDICT);
+    }
+}
+
+/// What a block needs to know of the collective.
+///
+/// # Safety
+/// `params` describes live memory.
+#[inline(always)]
+pub(crate) unsafe fn enter(params: RingParams) -> Block {
     // SAFETY: the state is the rank's, and no block writes these fields before all have left.
     let (sequence, turn) =
         unsafe { (global::load_u64(params.state + SEQUENCE), global::load_u64(params.state + TURN)) };
-    let block = Block { params, sequence, half: turn & 1, deadline: device::nanotime() + params.timeout_ns };
-    // SAFETY: by the caller's promise.
-    unsafe {
-        // From one lane, so that the compiler sees that what follows is uniform.
-        if warp::shuffle((reserved(&params) <= params.calls_limit) as u32, 0) != 0 {
-            diagonals(&block, &mut wire);
-        } else if thread::index() == RELEASER {
-            fail(&block, failure::pack(failure::EXHAUSTED, 0, 0));
-        }
-        leave::<W>(&block);
+    Block { params, sequence, half: turn & 1, deadline: device::nanotime() + params.timeout_ns }
+}
+
+/// Whether the keys may make the collective's calls: otherwise the rank has [`exhausted`] them.
+///
+/// # Safety
+/// As [`enter`].
+#[inline(always)]
+pub(crate) unsafe fn allowed(block: &Block) -> bool {
+    let params = &block.params;
+    // From one lane, so that the compiler sees that what follows is uniform.
+    // SAFETY: the caller's.
+    unsafe { warp::shuffle((reserved(params) <= params.calls_limit) as u32, 0) != 0 }
+}
+
+/// Fails the collective before it begins.
+///
+/// # Safety
+/// As [`enter`].
+#[inline(always)]
+pub(crate) unsafe fn exhausted(block: &Block) {
+    if thread::index() == RELEASER {
+        // SAFETY: the caller's.
+        unsafe { fail(block, failure::pack(failure::EXHAUSTED, 0, 0)) };
     }
 }
 
@@ -311,7 +343,7 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
 
 /// Compares all bits of two tags, without a branch on any (SP 800-38D, 7.2, step 8).
 #[inline(always)]
-fn differ(a: Quad, b: Quad) -> bool {
+pub(crate) fn differ(a: Quad, b: Quad) -> bool {
     (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) != 0
 }
 
@@ -344,8 +376,12 @@ unsafe fn arrived<W: Wire>(block: &Block, message: u32, record: u32, signal: u64
     }
 }
 
+/// Whether a rank has failed.
+///
+/// # Safety
+/// The block's parameters describe live memory.
 #[inline(always)]
-unsafe fn aborted(block: &Block) -> bool {
+pub(crate) unsafe fn aborted(block: &Block) -> bool {
     let params = &block.params;
     // SAFETY: the state and the notice are the rank's; other ranks write the notice. Whatever it said once is kept where they
     // can't take it back.
@@ -362,7 +398,10 @@ unsafe fn aborted(block: &Block) -> bool {
 }
 
 /// Records this rank's first failure, and stops all ranks.
-unsafe fn fail(block: &Block, failure: u64) {
+///
+/// # Safety
+/// As [`aborted`].
+pub(crate) unsafe fn fail(block: &Block, failure: u64) {
     let params = &block.params;
     // SAFETY: all notices are reachable from every rank and live as long as the collective.
     unsafe {
@@ -379,9 +418,12 @@ unsafe fn fail(block: &Block, failure: u64) {
 }
 
 /// The last block to leave counts the collective and, when it failed, wipes its output: parts of it were stored before
-/// their tags had been compared.
+/// their tags had been compared. `place` is a word of shared memory.
+///
+/// # Safety
+/// All threads of all blocks, once.
 #[inline(always)]
-unsafe fn leave<W: Wire>(block: &Block) {
+pub(crate) unsafe fn leave(block: &Block, place: u32) {
     let params = &block.params;
     // SAFETY: the state is the rank's; the counter makes the last block the only one that writes.
     unsafe {
@@ -392,10 +434,10 @@ unsafe fn leave<W: Wire>(block: &Block) {
             let last = others + 1 == thread::grid_size();
             // Asked by one thread: another rank may fail at any moment, and a part of the output must not be wiped.
             let wipe = last && aborted(block);
-            shared::store_u32::<0>(W::VERDICT, last as u32 + wipe as u32);
+            shared::store_u32::<0>(place, last as u32 + wipe as u32);
         }
         device::sync_threads();
-        let verdict = shared::load_u32::<0>(W::VERDICT);
+        let verdict = shared::load_u32::<0>(place);
         if verdict == 0 {
             return;
         }

@@ -227,6 +227,37 @@ pub(crate) fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
     if bytes - start >= 16 { block } else { [word(0), word(1), word(2), word(3)] }
 }
 
+/// Stores part `part` of the sum for the tag, by one warp.
+///
+/// # Safety
+/// The words are stored, before a barrier; the place at `parts` is this warp's until the next.
+#[inline(always)]
+pub(crate) unsafe fn store_part(last: u32, lanes: u32, part: u32, parts: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let sum = warp_sum(ghash::part(last, lanes, part));
+        if thread::lane().is_multiple_of(8) {
+            shared::store_u32::<0>(parts + 16 * part + thread::lane() / 2, sum);
+        }
+    }
+}
+
+/// The tag from the parts and the mask, in every lane of a warp.
+///
+/// # Safety
+/// The parts and the mask are stored, before a barrier.
+#[inline(always)]
+pub(crate) unsafe fn tag(parts: u32, mask: u32) -> Quad {
+    // SAFETY: the caller's.
+    let [a, b, c, d] = unsafe {
+        let low = xor(shared::load_16::<0>(parts), shared::load_16::<16>(parts));
+        xor(low, xor(shared::load_16::<32>(parts), shared::load_16::<48>(parts)))
+    };
+    // SAFETY: the caller's.
+    let mask = unsafe { shared::load_16::<0>(mask) };
+    xor([a.swap_bytes(), b.swap_bytes(), c.swap_bytes(), d.swap_bytes()], mask)
+}
+
 impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
     Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER>
 {
@@ -272,37 +303,6 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         chains.add_last(lengths(bytes));
         // SAFETY: the caller's.
         unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
-    }
-
-    /// Stores part `part` of the sum for the tag, by one warp.
-    ///
-    /// # Safety
-    /// The words are stored, before a barrier; the place at `parts` is this warp's until the next.
-    #[inline(always)]
-    unsafe fn store_part(last: u32, lanes: u32, part: u32, parts: u32) {
-        // SAFETY: the caller's.
-        unsafe {
-            let sum = warp_sum(ghash::part(last, lanes, part));
-            if thread::lane().is_multiple_of(8) {
-                shared::store_u32::<0>(parts + 16 * part + thread::lane() / 2, sum);
-            }
-        }
-    }
-
-    /// The tag from the parts and the mask, in every lane of a warp.
-    ///
-    /// # Safety
-    /// The parts and the mask are stored, before a barrier.
-    #[inline(always)]
-    unsafe fn tag(parts: u32, mask: u32) -> Quad {
-        // SAFETY: the caller's.
-        let [a, b, c, d] = unsafe {
-            let low = xor(shared::load_16::<0>(parts), shared::load_16::<16>(parts));
-            xor(low, xor(shared::load_16::<32>(parts), shared::load_16::<48>(parts)))
-        };
-        // SAFETY: the caller's.
-        let mask = unsafe { shared::load_16::<0>(mask) };
-        xor([a.swap_bytes(), b.swap_bytes(), c.swap_bytes(), d.swap_bytes()], mask)
     }
 
     /// Stores the mask of a tag, E(K, J0), by one warp.
@@ -508,20 +508,20 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
             device::sync_threads();
             let (warp, part) = (thread::warp(), thread::warp() % 4);
             if opens && warp < 4 {
-                Self::store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
+                store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
             }
             if seals && (4..8).contains(&warp) {
-                Self::store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
+                store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
             }
             device::sync_threads();
             let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
             if warp == 0 {
                 if opens {
-                    tag_in = Self::tag(tags + PARTS, tags + MASKS);
+                    tag_in = tag(tags + PARTS, tags + MASKS);
                     tag_out = tag_in;
                 }
                 if seals {
-                    tag_out = Self::tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
+                    tag_out = tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
                 }
             }
             Some((tag_in, tag_out))
@@ -534,7 +534,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
 /// # Safety
 /// The slot is readable to the next multiple of 16.
 #[inline(always)]
-unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
+pub(crate) unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
     // SAFETY: the caller's.
     let quad = |at: i32| unsafe { global::load_volatile_16(slot + offset(at)) };
     if whole {
@@ -554,7 +554,7 @@ unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32, whole: bool) ->
 /// # Safety
 /// The slot is writable to the next multiple of 16.
 #[inline(always)]
-unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
+pub(crate) unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
     let store = |at: i32, quad: Quad| {
         if whole || at >= 0 && 16 * (at as u32) < bytes {
             // SAFETY: the caller's.
@@ -570,7 +570,7 @@ unsafe fn store_sent(slot: u64, places: [i32; 2], bytes: u32, whole: bool, quads
 /// # Safety
 /// `bytes` bytes from `base` can be read.
 #[inline(always)]
-unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
+pub(crate) unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
     // SAFETY: the caller's.
     unsafe {
         if whole {
@@ -586,7 +586,7 @@ unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Q
 /// # Safety
 /// `bytes` bytes from `base` can be written.
 #[inline(always)]
-unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
+pub(crate) unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, whole: bool, quads: [Quad; 2]) {
     // SAFETY: the caller's.
     unsafe {
         if whole {
@@ -605,7 +605,7 @@ unsafe fn store_local(base: u64, places: [i32; 2], bytes: u32, whole: bool, quad
 
 /// Where quad `at` of a record starts, in bytes.
 #[inline(always)]
-const fn offset(at: i32) -> u64 {
+pub(crate) const fn offset(at: i32) -> u64 {
     16 * at as u32 as u64
 }
 

@@ -4,6 +4,9 @@ use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
+use ringseal_kernels::exchange::{
+    EXCHANGE_SHARED, ExchangeParams, exchange_sealed_128, exchange_sealed_any_128,
+};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
@@ -56,6 +59,8 @@ struct Setup {
     exchange: bool,
     /// Distance of the vectors from an aligned address.
     shift: usize,
+    /// The result takes the vector's place.
+    in_place: bool,
 }
 
 impl Setup {
@@ -126,7 +131,7 @@ impl Group {
     }
 
     fn params(&self, rank: u32) -> RingParams {
-        let Setup { ranks, bytes, record_bytes, reduction, shift, .. } = self.setup;
+        let Setup { ranks, bytes, record_bytes, reduction, shift, in_place, .. } = self.setup;
         let (own, next) = (rank as usize, ((rank + 1) % ranks) as usize);
         let longest = self.setup.longest();
         let (messages, records) = (self.setup.messages() as u64, longest.div_ceil(record_bytes as u64));
@@ -136,7 +141,7 @@ impl Group {
             notices: self.addresses[1].as_ptr() as u64,
             steps: self.steps[own].as_ptr() as u64,
             input: self.inputs[own].address() + shift as u64,
-            output: self.outputs[own].address() + shift as u64,
+            output: if in_place { &self.inputs } else { &self.outputs }[own].address() + shift as u64,
             bytes: bytes as u64,
             inbox: self.inboxes[own].address(),
             outbox: self.inboxes[next].address(),
@@ -171,8 +176,8 @@ impl Group {
     }
 
     fn output(&mut self, rank: u32) -> Vec<u8> {
-        let Setup { shift, bytes, .. } = self.setup;
-        let output = self.outputs[rank as usize].bytes();
+        let Setup { shift, bytes, in_place, .. } = self.setup;
+        let output = if in_place { &mut self.inputs } else { &mut self.outputs }[rank as usize].bytes();
         assert!(
             output[..shift].iter().chain(&output[shift + bytes..]).all(|&byte| byte == 0xa5),
             "beyond the vector"
@@ -237,6 +242,26 @@ impl Group {
                 };
                 // SAFETY: the group's memory is as the parameters say.
                 Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
+            })
+            .collect();
+        launch(&grids);
+    }
+
+    /// Launches the kernel of both ranks whose first `sealers` blocks seal.
+    fn exchange(&self, keys: &Keys, sealers: u32, sealed: &[Vec<u64>; 2], kernel: unsafe fn(ExchangeParams)) {
+        let grids: Vec<_> = (0..2)
+            .map(|rank| {
+                let ring = SealedRingParams {
+                    ring: self.params(rank),
+                    own: keys.sealed(rank),
+                    predecessor: keys.sealed(1 - rank),
+                    call: call(&self.setup),
+                    senders: 0,
+                };
+                let sealed = sealed[rank as usize].as_ptr() as u64;
+                let params = ExchangeParams { ring, sealed, sealers, reserved: 0 };
+                // SAFETY: the group's memory is as the parameters say.
+                Launch::new(self.setup.grid, THREADS, EXCHANGE_SHARED, move || unsafe { kernel(params) })
             })
             .collect();
         launch(&grids);
@@ -352,7 +377,17 @@ fn add_f32(a: [u8; 4], b: [u8; 4]) -> [u8; 4] {
 }
 
 fn setup(ranks: u32, grid: u32, bytes: usize, record_bytes: u32, reduction: u32) -> Setup {
-    Setup { ranks, grid, bytes, record_bytes, reduction, relay: false, exchange: false, shift: 0 }
+    Setup {
+        ranks,
+        grid,
+        bytes,
+        record_bytes,
+        reduction,
+        relay: false,
+        exchange: false,
+        shift: 0,
+        in_place: false,
+    }
 }
 
 #[test]
@@ -400,6 +435,97 @@ fn an_exchange_of_two_is_one_hop_and_has_the_same_bits() {
             }
         }
     }
+}
+
+/// Blocks of one half each, and of both; what crosses, and the result, are those of the ring's kernels.
+#[test]
+fn the_exchanges_own_kernels_have_the_same_bits() {
+    for (sealers, grid, count, record_bytes) in [
+        (1, 2, 1, 4096),
+        (1, 2, 1023, 16384),
+        (1, 3, 9001, 4096),
+        (2, 3, 17001, 32768),
+        (2, 4, 30000, 16384),
+        (1, 2, 40001, 65536),
+        (0, 1, 1023, 16384),
+        (0, 2, 20001, 16384),
+        (0, 1, 40001, 65536),
+    ] {
+        for in_place in [false, true] {
+            let two = || Setup {
+                exchange: true,
+                in_place,
+                ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
+            };
+            let vectors = vectors(2, 4 * count);
+            let expected = expected(&two(), &vectors, add_f32, |sum| sum);
+            let keys = Keys::new(2);
+            let mut group = Group::new(two(), &vectors);
+            let sealed = [vec![0; grid as usize], vec![0; grid as usize]];
+            for sequence in 1..4 {
+                group.exchange(&keys, sealers as u32, &sealed, exchange_sealed_128);
+                let records = (4 * count).div_ceil(record_bytes as usize) as u32;
+                for rank in 0..2 {
+                    let state = group.states[rank as usize];
+                    assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{count}: rank {rank}");
+                    assert!(group.output(rank) == expected, "{count}, in place {in_place}: rank {rank}");
+                    let crossed: Vec<u8> =
+                        (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
+                    assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
+                    if in_place {
+                        group.inputs[rank as usize].bytes()[..4 * count]
+                            .copy_from_slice(&vectors[rank as usize]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exchange_of_other_types_misaligned_and_of_odd_length() {
+    for in_place in [false, true] {
+        let count = 20021;
+        let setup =
+            Setup { shift: 3, exchange: true, in_place, ..setup(2, 3, count, 4096, reduction(U8, AVG)) };
+        let vectors = vectors(2, count);
+        let expected = expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / 2]);
+        let mut group = Group::new(setup, &vectors);
+        group.exchange(&Keys::new(2), 1, &[vec![0], vec![0]], exchange_sealed_any_128);
+        assert!((0..2).all(|rank| group.output(rank) == expected));
+    }
+}
+
+/// A wrong key stands for any change: the opening block sees it, and its rank's output is wiped.
+#[test]
+fn an_exchange_whose_tags_are_wrong_fails_and_leaves_zeros() {
+    let vectors = vectors(2, 40_000);
+    let two = Setup { exchange: true, ..setup(2, 2, 40_000, 4096, reduction(F32, SUM)) };
+    let mut group = Group::new(two, &vectors);
+    let mut keys = Keys::new(2);
+    keys.senders[1].ghash.lanes[3] = keys.senders[0].ghash.lanes[3];
+    let right = Keys::new(2);
+    let params = |rank: u32, keys: &Keys| ExchangeParams {
+        ring: SealedRingParams {
+            ring: group.params(rank),
+            own: right.sealed(rank),
+            predecessor: keys.sealed(1 - rank),
+            call: call(&group.setup),
+            senders: 0,
+        },
+        sealed: 0,
+        sealers: 1,
+        reserved: 0,
+    };
+    let both = [params(0, &keys), params(1, &right)];
+    // SAFETY: the group's memory is as the parameters say.
+    let grids = both.map(|params| {
+        Launch::new(2, THREADS, EXCHANGE_SHARED, move || unsafe { exchange_sealed_128(params) })
+    });
+    launch(&grids);
+    assert_eq!(group.states[0].failure >> 56, failure::AUTHENTICATION);
+    assert_ne!(group.states[0].aborted, 0);
+    assert!(group.output(0).iter().all(|&byte| byte == 0));
 }
 
 #[test]

@@ -41,6 +41,9 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::changed_bytes_fail_all_relaying_ranks_at_every_step", |gpu| {
         tamper(from_ref(gpu), Algorithm::RelayRing)
     }),
+    ("ring::changed_bytes_fail_both_exchanging_ranks", |gpu| tamper(from_ref(gpu), Algorithm::Exchange)),
+    ("ring::exchanging_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Exchange)),
+    ("ring::new_epochs_on_the_way_of_exchanges", |gpu| epochs(from_ref(gpu), 2, Algorithm::Exchange)),
     ("ring::sealed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Ring)),
     ("ring::relayed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES128, Algorithm::RelayRing)),
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
@@ -56,6 +59,7 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
         missing_rank(&gpus()?, AES256)
     }),
     ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || tamper(&gpus()?, Algorithm::Ring)),
+    ("ring::across_gpus::changed_bytes_fail_both_exchanging_ranks", || tamper(&gpus()?, Algorithm::Exchange)),
     ("ring::across_gpus::relayed_aes256_of_every_type_and_operation", || {
         same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::RelayRing)
     }),
@@ -258,19 +262,34 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
             }
         }
     }
-    // Two operands give the same bits in either order, hence by either algorithm.
-    let exchange = (algorithm == Algorithm::Ring).then_some((2, Algorithm::Exchange));
     let most = if is_small() { 3 } else { 8 };
-    let mut groups = Vec::new();
+    let mut groups: Vec<_> = (1..=most).map(|ranks| (ranks, algorithm, cases.clone())).collect();
+    if algorithm == Algorithm::Ring {
+        // Two operands give the same bits in either order, hence by either algorithm. Exchanges of several MiB go another
+        // way than shorter ones, and longer ones again.
+        let longer = if is_small() { 4 * long } else { (12 << 20) + 7 };
+        for (dtype, op, offset, in_place) in [
+            (Dtype::U8, ReduceOp::Avg, 1, false),
+            (Dtype::U8, ReduceOp::Max, 0, true),
+            (Dtype::F32, ReduceOp::Sum, 0, false),
+            (Dtype::F32, ReduceOp::Sum, 0, true),
+            (Dtype::Bf16, ReduceOp::Avg, 2, true),
+        ] {
+            cases.push(Case { dtype, op, count: longer / dtype.size(), offset, in_place });
+        }
+        groups.push((2, Algorithm::Exchange, cases));
+    }
+    let mut prepared = Vec::new();
     // The CPU's part comes first, while others have the GPU.
-    for (ranks, algorithm) in (1..=most).map(|ranks| (ranks, algorithm)).chain(exchange) {
-        let vectors = random_vectors(ranks, 4 * long)?;
+    for (ranks, algorithm, cases) in groups {
+        let longest = cases.iter().map(Case::bytes).max().unwrap_or(0);
+        let vectors = random_vectors(ranks, longest)?;
         let expected = cpu_results(&vectors, &cases)?;
-        groups.push((algorithm, vectors, expected));
+        prepared.push((algorithm, longest, vectors, cases, expected));
     }
     let _alone = alone();
-    for (algorithm, vectors, expected) in groups {
-        let options = GpuOptions { algorithm, ..options(crypto, 4 * long) };
+    for (algorithm, longest, vectors, cases, expected) in prepared {
+        let options = GpuOptions { algorithm, ..options(crypto, longest) };
         let mut ranks = Ranks::with_vectors(&places(gpus, vectors.len()), options, vectors)?;
         for (case, expected) in cases.iter().zip(expected) {
             ranks.succeeds(case, &expected)?;
@@ -402,11 +421,14 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
         Text(usize),
         Tag(usize),
     }
-    let relayed = [(3, AES128), (4, AES256)];
-    let groups = if algorithm == Algorithm::Ring { [(2, AES256), (3, AES128)] } else { relayed };
-    for (count, crypto) in groups {
+    // An exchange of long vectors goes another way.
+    let groups = match algorithm {
+        Algorithm::Ring => [(2, AES256, 4 * RECORD), (3, AES128, 6 * RECORD)],
+        Algorithm::Exchange => [(2, AES128, 2 * RECORD), (2, AES256, 192 * RECORD)],
+        _ => [(3, AES128, 6 * RECORD), (4, AES256, 8 * RECORD)],
+    };
+    for (count, crypto, bytes) in groups {
         let devices = places(gpus, count);
-        let bytes = 2 * RECORD * count;
         let options = GpuOptions {
             record_bytes: Some(RECORD),
             sm_budget: Some(16),
@@ -419,7 +441,7 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
         let expected = ranks.expected(&[case])?.remove(0);
         // Loads the kernels, which may have to wait for those that run.
         ranks.succeeds(&case, &expected)?;
-        let messages = 2 * (count - 1);
+        let messages = if algorithm == Algorithm::Exchange { 1 } else { 2 * (count - 1) };
         for message in 0..messages {
             let victim = message % count;
             let mut meddler = Meddler::new(&devices[victim])?;
@@ -500,7 +522,8 @@ fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
     let bytes = 1 << 20;
     let case =
         Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4 - 3, offset: 0, in_place: false };
-    let mut ranks = Ranks::new(&places(gpus, 3), GpuOptions { algorithm, ..options(crypto, bytes) })?;
+    let count = if algorithm == Algorithm::Exchange { 2 } else { 3 };
+    let mut ranks = Ranks::new(&places(gpus, count), GpuOptions { algorithm, ..options(crypto, bytes) })?;
     let expected = ranks.expected(&[case])?.remove(0);
     ranks.succeeds(&case, &expected)?;
     let Ranks { group, streams, inputs, outputs, .. } = &mut ranks;

@@ -23,9 +23,6 @@ const MAX_RANKS: usize = 256;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Up to this many bytes of a rank, `auto` goes direct: two hops instead of 2(n-1).
 const DIRECT_BYTES: usize = 64 << 10;
-/// What `auto` does on GPUs, whatever the size. The relay ring saves operations, but was not measured there yet.
-const GPU_ALGORITHM: Algorithm = Algorithm::Ring;
-
 /// Which algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
@@ -49,7 +46,7 @@ impl Choice {
     /// What GPUs would do for this many ranks, if they can.
     fn on_gpu(self, ranks: usize) -> Option<Algorithm> {
         match self {
-            Self::Auto => Some(GPU_ALGORITHM),
+            Self::Auto => Some(GpuOptions::fastest_algorithm(ranks)),
             Self::Always(algorithm @ (Algorithm::Ring | Algorithm::RelayRing)) => Some(algorithm),
             Self::Always(Algorithm::Exchange) => (ranks <= 2).then_some(Algorithm::Exchange),
             Self::Always(Algorithm::Direct | Algorithm::Tree) => None,
@@ -240,9 +237,11 @@ impl Setup {
     }
 
     fn gpu_algorithm(&self) -> Algorithm {
-        match self.choice {
-            Choice::Auto => GPU_ALGORITHM,
-            Choice::Always(algorithm) => algorithm,
+        match (self.choice, self.structure) {
+            (Choice::Always(algorithm), _) => algorithm,
+            (Choice::Auto, Structure::Fused) => GpuOptions::fastest_algorithm(self.ranks),
+            // As published.
+            (Choice::Auto, Structure::Seed { .. }) => Algorithm::Ring,
         }
     }
 
@@ -464,7 +463,8 @@ mod tests {
         assert_eq!(Choice::Always(Algorithm::Tree).on_gpu(2), None);
         assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(2), Some(Algorithm::Exchange));
         assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(3), None);
-        assert_eq!(Choice::Auto.on_gpu(3), Some(GPU_ALGORITHM));
+        assert_eq!(Choice::Auto.on_gpu(2), Some(Algorithm::Exchange));
+        assert_eq!(Choice::Auto.on_gpu(3), Some(Algorithm::Ring));
     }
 
     #[test]
