@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::sync::{Mutex, TryLockError};
 
-use ringseal::collective::Algorithm;
 use ringseal::cuda::{Device, GpuCommunicator as Rank, GpuOptions, RankBuffers, Stream};
 
 use crate::argument;

@@ -585,13 +585,14 @@ fn longest_chunk(bytes: usize, algorithm: Algorithm, ranks: usize) -> usize {
     step::chunk(0, chunks as u32, bytes as u64).1 as usize
 }
 
-/// The longest vector of whose exchange every block does both halves.
-const BOTH_HALVES: usize = 8 << 20;
+/// Vectors in whose exchange every block does both halves. Shorter ones take the time of one tile in each half, however few
+/// blocks share it; longer ones are sealed and opened at the same time. As measured on two H200s.
+const BOTH_HALVES: std::ops::RangeInclusive<usize> = (2 << 20)..=(8 << 20);
 
 /// How many of a rank's blocks only seal in the exchange of a vector of `bytes` bytes, 0 for none. Opening takes longer by
 /// the reduction.
 fn sealing_blocks(bytes: usize, blocks: u32) -> u32 {
-    if bytes <= BOTH_HALVES { 0 } else { blocks * 16 / 33 }
+    if BOTH_HALVES.contains(&bytes) { 0 } else { blocks * 16 / 33 }
 }
 
 /// Records of the exchange of a long vector, some for each block that seals.
@@ -601,6 +602,7 @@ const EXCHANGED_RECORD: std::ops::RangeInclusive<usize> = (64 << 10)..=(256 << 1
 fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
     match sealing_blocks(bytes, blocks) {
         0 => chosen_record_bytes(bytes, blocks),
+        sealers if bytes < *BOTH_HALVES.start() => chosen_record_bytes(bytes, sealers),
         sealers => (bytes / (8 * sealers as usize))
             .next_power_of_two()
             .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
@@ -637,10 +639,10 @@ fn most_records(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
 fn most_exchanged_records(options: &GpuOptions, longest: usize, blocks: u32) -> usize {
     match options.record_bytes {
         Some(bytes) => records_of(longest, bytes),
-        // Records of a long vector are no shorter than the first's; those of a short one are one or two a block.
+        // Records of a long vector are no shorter than the first's; those of others are a few for each block.
         None => longest
             .div_ceil(*EXCHANGED_RECORD.start())
-            .max(blocks as usize * rounds(BOTH_HALVES.div_ceil(blocks as usize))),
+            .max(blocks as usize * rounds(BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks) as usize))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The sealed exchange of two ranks: each seals its whole vector for the other and reduces what it receives, in one hop.
 //!
-//! Of a long vector, the first blocks of a rank only seal and the others only open: records leave as evenly as the link
-//! takes them. Each loop keeps to what its half needs, so that GHASH multiplies two tiles together ([`GroupedChains`]).
+//! The first blocks of a rank only seal and the others only open, so that records leave as evenly as the link takes them; or
+//! else every block does both in turn. Each loop keeps to what its half needs, so that GHASH multiplies two tiles together ([`GroupedChains`]).
 //! Sealing waits for nobody. A record is at most [`LONGEST_RECORD`] bytes: what lies between two barriers.
 //!
 //! All warps prepare the next [`BATCH`] records together (the counters' upper bytes, additional data, the tags' masks).
@@ -39,8 +39,7 @@ pub struct ExchangeParams {
     /// Address of a word for each sealing block, zero before the first collective: the collective's number, modulo 2^32, above
     /// how many records the block has sealed in it. Reached by this rank only. Not used unless in place.
     pub sealed: u64,
-    /// Blocks that only seal, the first; the others only open. 0: every block seals its records, then opens others: sooner
-    /// done with a short vector, whose few records are all on their way at once.
+    /// Blocks that only seal, the first; the others only open. 0: every block seals its records, then opens others.
     pub sealers: u32,
     /// Zero.
     pub reserved: u32,

@@ -421,11 +421,13 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
         Text(usize),
         Tag(usize),
     }
-    // An exchange of long vectors goes another way.
+    // Exchanges of several MiB go another way than others.
     let groups = match algorithm {
-        Algorithm::Ring => [(2, AES256, 4 * RECORD), (3, AES128, 6 * RECORD)],
-        Algorithm::Exchange => [(2, AES128, 2 * RECORD), (2, AES256, 192 * RECORD)],
-        _ => [(3, AES128, 6 * RECORD), (4, AES256, 8 * RECORD)],
+        Algorithm::Ring => vec![(2, AES256, 4 * RECORD), (3, AES128, 6 * RECORD)],
+        Algorithm::Exchange => {
+            vec![(2, AES128, 2 * RECORD), (2, AES256, 48 * RECORD), (2, AES128, 192 * RECORD)]
+        }
+        _ => vec![(3, AES128, 6 * RECORD), (4, AES256, 8 * RECORD)],
     };
     for (count, crypto, bytes) in groups {
         let devices = places(gpus, count);
