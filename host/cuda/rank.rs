@@ -182,7 +182,7 @@ impl GpuRank {
         options: &GpuOptions,
     ) -> Result<Self> {
         let device = module.device();
-        let exchanges = options.algorithm == Algorithm::Exchange && ranks == 2 && blocks >= 3;
+        let exchanges = options.algorithm == Algorithm::Exchange && ranks == 2;
         let (common, any, shared) = match (options.crypto, opens_any_sender(options, ranks)) {
             (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
             (Crypto::Gcm(KeyLength::Aes128), _) if exchanges => {
@@ -640,9 +640,9 @@ fn most_exchanged_records(options: &GpuOptions, longest: usize, blocks: u32) -> 
     match options.record_bytes {
         Some(bytes) => records_of(longest, bytes),
         // Records of a long vector are no shorter than the first's; those of others are a few for each block.
-        None => longest
-            .div_ceil(*EXCHANGED_RECORD.start())
-            .max(blocks as usize * rounds(BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks) as usize))),
+        None => longest.div_ceil(*EXCHANGED_RECORD.start()).max(
+            blocks as usize * rounds(BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks).max(1) as usize)),
+        ),
     }
 }
 
@@ -668,7 +668,7 @@ mod tests {
     #[test]
     fn no_shorter_exchange_has_more_records_than_there_is_room_for() {
         for longest in [1, 5 << 20, 40 << 20, 700 << 20] {
-            for blocks in [2, 3, 16, 132] {
+            for blocks in [1, 2, 3, 16, 132] {
                 let room = most_exchanged_records(&GpuOptions::default(), longest, blocks);
                 for bytes in (1..=longest).step_by(10_007).chain([longest]) {
                     let record = exchanged_record_bytes(bytes, blocks);
