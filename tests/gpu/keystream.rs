@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("keystream::nonces_are_used_once", once),
     ("keystream::forged_records_leave_zeros", forged),
     ("keystream::making_beside_steps", concurrent),
+    ("keystream::two_ranks_all_reduce", exchange),
 ];
 
 const RECORD: u32 = 64 << 10;
@@ -292,5 +293,105 @@ fn concurrent(device: &Device) -> Outcome {
     }
     bench.keystream.abort()?;
     ensure!(bench.keystream.is_blank()?, "keystream is left");
+    Ok(())
+}
+
+/// A rank of two on one GPU, with its own keystream, stream and memory.
+struct Rank {
+    keystream: Keystream,
+    stream: Stream,
+    vector: DeviceBuffer,
+    inbox: DeviceBuffer,
+    tags: DeviceBuffer,
+    verdicts: DeviceBuffer,
+}
+
+/// Two ranks exchange their vectors, collective after collective; keystream is made for the next one while this one runs, and
+/// keys change in between.
+fn exchange(device: &Device) -> Outcome {
+    const BYTES: usize = (3 << 20) + 40;
+    let records = BYTES.div_ceil(RECORD as usize);
+    let rank = |_| -> Result<Rank, Error> {
+        Ok(Rank {
+            keystream: Keystream::new(
+                &kernels(device).map_err(|error| Error::Cuda(error.to_string()))?,
+                options(),
+            )?,
+            stream: Stream::new(device)?,
+            vector: DeviceBuffer::new(device, BYTES.next_multiple_of(16))?,
+            inbox: DeviceBuffer::new(device, BYTES.next_multiple_of(16))?,
+            tags: DeviceBuffer::new(device, 16 * records)?,
+            verdicts: DeviceBuffer::new(device, 4 * records)?,
+        })
+    };
+    let mut ranks = [rank(0)?, rank(1)?];
+    let side = |sender: usize| ChunkSide { sender: sender as u32, step: 0 };
+    for sequence in 0..8 {
+        if sequence % 4 == 0 {
+            for sender in 0..2 {
+                let key = AesKey::from_bytes(&random::<32>()?)?;
+                for rank in &mut ranks {
+                    rank.keystream.install(sender, &key)?;
+                }
+            }
+        }
+        let vectors = [random_bytes(BYTES / 4)?, random_bytes(BYTES / 4)?]
+            .map(|random| random.iter().map(|&byte| f32::from(byte) * 0.37).collect::<Vec<f32>>());
+        let bytes = |vector: &[f32]| vector.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        for (rank, vector) in ranks.iter_mut().zip(&vectors) {
+            rank.vector.write(0, &bytes(vector), &rank.stream)?;
+        }
+        let chunk = |own: usize| Chunk {
+            call: CALL,
+            sequence,
+            bytes: BYTES as u64,
+            opens: side(1 - own),
+            seals: side(own),
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+        };
+        let sealed: Vec<_> = (0..2)
+            .map(|own| {
+                let (inbox, tags) = (ranks[1 - own].inbox.pointer(), ranks[1 - own].tags.pointer());
+                let rank = &mut ranks[own];
+                let input = rank.vector.pointer();
+                let memory = ChunkMemory { input, sent: inbox, tags_out: tags, ..ChunkMemory::default() };
+                // SAFETY: the ranks' memory; what is sent is read after the event below.
+                unsafe { rank.keystream.step(ChunkWork::Seal, &chunk(own), &memory, &rank.stream)? };
+                rank.stream.record()
+            })
+            .collect::<Result<_, Error>>()?;
+        for (own, rank) in ranks.iter_mut().enumerate() {
+            rank.stream.wait(&sealed[1 - own])?;
+            let memory = ChunkMemory {
+                input: rank.inbox.pointer(),
+                local: rank.vector.pointer(),
+                output: rank.vector.pointer(),
+                tags_in: rank.tags.pointer(),
+                verdicts: rank.verdicts.pointer(),
+                ..ChunkMemory::default()
+            };
+            // SAFETY: the rank's memory, which the other rank has written by now.
+            unsafe { rank.keystream.step(ChunkWork::Reduce, &chunk(own), &memory, &rank.stream)? };
+            for sender in 0..2 {
+                ensure!(rank.keystream.prepare(sequence + 1, side(sender), BYTES as u64)?, "no room");
+            }
+        }
+        let sum: Vec<f32> = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a + b).collect();
+        for (own, rank) in ranks.iter().enumerate() {
+            ensure!(
+                rank.vector.to_host(&rank.stream)?[..BYTES] == bytes(&sum),
+                "rank {own}, {sequence}: the sum"
+            );
+            let verdicts = rank.verdicts.to_host(&rank.stream)?;
+            let verified = verdicts.chunks(4).all(|word| word == VERIFIED.to_le_bytes());
+            ensure!(verified, "rank {own}, {sequence}: a record was refused");
+            rank.keystream.synchronize()?;
+            // Only the first collective under a key finds nothing.
+            let expected = 2 * records as u32 * (1 + sequence as u32 / 4);
+            let misses = rank.keystream.misses(&rank.stream)?;
+            ensure!(misses == expected, "rank {own}, {sequence}: {misses} missing, not {expected}");
+        }
+    }
     Ok(())
 }
