@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
@@ -19,8 +20,11 @@ type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> c_int;
 
-/// The library, loaded at run time.
-pub(super) struct Functions(Library);
+/// The library, loaded at run time, once. It is never unloaded: threads of its own may still be ending communicators.
+#[derive(Clone, Copy)]
+pub(super) struct Functions(&'static Library);
+
+static LOADED: OnceLock<Library> = OnceLock::new();
 
 impl Functions {
     /// Loads `libnccl.so.2`.
@@ -28,12 +32,16 @@ impl Functions {
     /// # Errors
     /// [`Error::Unsupported`] when there is none.
     pub(super) fn load() -> Result<Self> {
+        if let Some(library) = LOADED.get() {
+            return Ok(Self(library));
+        }
         // SAFETY: the library's initialisers have no preconditions.
         let library = unsafe { Library::new("libnccl.so.2") };
         let what = |error| {
             format!("NCCL here: {error}; the folder of libnccl.so.2 must be among those in LD_LIBRARY_PATH")
         };
-        Ok(Self(library.map_err(|error| Error::Unsupported { backend: "cuda", what: what(error) })?))
+        let library = library.map_err(|error| Error::Unsupported { backend: "cuda", what: what(error) })?;
+        Ok(Self(LOADED.get_or_init(|| library)))
     }
 
     /// # Errors
@@ -41,14 +49,14 @@ impl Functions {
     ///
     /// # Safety
     /// `T` is the function's type.
-    pub(super) unsafe fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>> {
+    pub(super) unsafe fn symbol<T>(self, name: &[u8]) -> Result<libloading::Symbol<'static, T>> {
         // SAFETY: the caller's promise.
         unsafe { self.0.get(name) }.map_err(|error| Error::Cuda(format!("NCCL: {error}")))
     }
 
     /// # Errors
     /// [`Error::Cuda`] with NCCL's own text, unless `code` is success.
-    pub(super) fn check(&self, code: c_int) -> Result<()> {
+    pub(super) fn check(self, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
