@@ -225,6 +225,7 @@ impl<'a> Bench<'a> {
             steps: steps.pointer(),
             input: self.input.pointer(),
             output: self.output.pointer(),
+            result: self.output.pointer(),
             bytes: CHUNK as u64,
             inbox: self.inbox.pointer(),
             outbox: self.inbox.pointer(),
@@ -244,6 +245,8 @@ impl<'a> Bench<'a> {
             reduction: reduction(dtype as u32, ReduceOp::Sum as u32),
             rank: 0,
             ranks: 1,
+            unit: 16,
+            awaits_successor: 0,
         };
         let launch = Launch { blocks: self.blocks, threads: THREADS };
         let mut times = Vec::new();

@@ -95,7 +95,7 @@ pub enum Request {
 }
 
 impl Request {
-    const fn collective(self) -> Collective {
+    pub(crate) const fn collective(self) -> Collective {
         match self {
             Self::AllReduce(_) => Collective::AllReduce,
             Self::ReduceScatter(_) => Collective::ReduceScatter,
@@ -104,7 +104,7 @@ impl Request {
         }
     }
 
-    const fn op(self) -> Option<ReduceOp> {
+    pub(crate) const fn op(self) -> Option<ReduceOp> {
         match self {
             Self::AllReduce(op) | Self::ReduceScatter(op) => Some(op),
             Self::AllGather | Self::Broadcast { .. } => None,

@@ -36,6 +36,11 @@ impl Partition {
         Self { unit: 16 / dtype.size(), ..Self::new(count, chunks) }
     }
 
+    /// Cuts `count` elements only at multiples of `unit`.
+    pub(crate) const fn in_units(count: usize, chunks: usize, unit: usize) -> Self {
+        Self { unit, ..Self::new(count, chunks) }
+    }
+
     /// The elements of chunk `chunk`.
     ///
     /// # Panics

@@ -10,7 +10,7 @@ use super::ipc::{HANDLE_BYTES, Imported, export};
 use super::rank::{GpuRank, Mailbox, Remote, check, shared_blocks};
 use super::{Device, GpuOptions, HostBuffer, Module, RankBuffers, Stream};
 use crate::channel::GroupSecret;
-use crate::collective::{Bootstrap, Watch, agree, announce};
+use crate::collective::{Bootstrap, Request, Watch, agree, announce};
 use crate::{Dtype, Error, ReduceOp, Result, ptx};
 
 /// How often the watch looks whether it is still wanted.
@@ -141,16 +141,13 @@ impl GpuCommunicator {
         self.rank.blocks()
     }
 
-    /// Queues an all-reduce of `count` elements on `stream`, and doesn't wait. All ranks call it alike, in the same order.
-    /// Can be captured in a graph, if the same length was reduced before outside of one.
+    /// Reduces vectors of `count` elements over all ranks into every rank's output: [`Self::run`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for; [`Error::Poisoned`] after a
-    /// failure; [`Error::KeyExhausted`] when one key may not encrypt that much; [`Error::Cuda`].
+    /// As [`Self::run`].
     ///
     /// # Safety
-    /// The buffers hold `count` elements on this rank's device, aligned to an element, and are left alone until `stream`,
-    /// which is the device's, has passed the collective.
+    /// As [`Self::run`].
     pub unsafe fn all_reduce(
         &mut self,
         buffers: RankBuffers,
@@ -159,9 +156,90 @@ impl GpuCommunicator {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<()> {
-        let shape = self.rank.prepare(count, dtype)?;
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::AllReduce(op), buffers, count, dtype, stream) }
+    }
+
+    /// Reduces vectors of `count` elements over all ranks; each gets its chunk of the result: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn reduce_scatter(
+        &mut self,
+        buffers: RankBuffers,
+        count: usize,
+        dtype: Dtype,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::ReduceScatter(op), buffers, count, dtype, stream) }
+    }
+
+    /// Gathers a vector of `count` elements, of which each rank gives its chunk, into every rank's output: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn all_gather(
+        &mut self,
+        buffers: RankBuffers,
+        count: usize,
+        dtype: Dtype,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::AllGather, buffers, count, dtype, stream) }
+    }
+
+    /// Gives the vector of `count` elements of rank `root` to every rank's output: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn broadcast(
+        &mut self,
+        buffers: RankBuffers,
+        count: usize,
+        dtype: Dtype,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::Broadcast { root }, buffers, count, dtype, stream) }
+    }
+
+    /// Queues a collective on `stream`, and doesn't wait. All ranks call it alike, in the same order. `count` is of the
+    /// whole vector, of which [`RankBuffers`] says what part each rank gives and gets; its chunks are
+    /// [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks. Can be captured in a graph, if
+    /// the same collective was done before outside of one on as many elements of as many bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, or the root is no rank;
+    /// [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when one key may not encrypt that much;
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// The buffers hold what this rank gives and gets, on its device, aligned to an element, and are left alone until
+    /// `stream`, which is the device's, has passed the collective.
+    pub unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: RankBuffers,
+        count: usize,
+        dtype: Dtype,
+        stream: &Stream,
+    ) -> Result<()> {
+        let ready = self.rank.prepare(request, count, dtype)?;
         // SAFETY: by the caller's promise.
-        unsafe { self.rank.launch(shape, buffers, dtype, op, stream) }
+        unsafe { self.rank.launch(ready, buffers, stream) }
     }
 
     /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.

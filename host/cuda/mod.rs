@@ -34,6 +34,7 @@ mod nodes;
 mod rank;
 mod ring;
 mod ring_keys;
+mod ring_plan;
 mod seed;
 mod seed_keys;
 mod seed_plan;

@@ -9,14 +9,14 @@ use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
-use ringseal_kernels::step::{self, Step, exchange, ring_all_reduce};
+use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
 use super::ring_keys::{PresentKeys, RankKeys};
+use super::ring_plan::Plan;
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
-use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, Root, Terms, VERSION};
-use crate::collective::schedule::chunks;
-use crate::collective::{Algorithm, Bootstrap, Collective, agree};
+use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, NO_OP, Root, Terms, VERSION};
+use crate::collective::{Algorithm, Bootstrap, Collective, Request, agree};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
@@ -52,16 +52,43 @@ pub(super) enum Remote {
     Unreachable,
 }
 
-/// What the length of a vector decides.
+/// A collective that a rank is ready for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct Ready {
+    request: Request,
     count: usize,
-    /// Bytes of the vector, of its longest chunk, and of a record.
-    bytes: usize,
+    dtype: Dtype,
+    plan: Plan,
+    /// Bytes of the longest chunk, and of a record.
     chunk: usize,
     record_bytes: usize,
     /// Records of the longest chunk.
     records: usize,
+}
+
+/// What the all-reduce of a sealed exchange needs beside what the other collectives do.
+#[derive(Debug)]
+struct SealedExchange {
+    common: Kernel,
+    any: Kernel,
+    /// How far the rank's sealing blocks have come, a word each.
+    sealed: DeviceBuffer,
+}
+
+impl SealedExchange {
+    fn new(module: &Module, length: KeyLength, blocks: u32, stream: &Stream) -> Result<Self> {
+        let (common, any) = match length {
+            KeyLength::Aes128 => ("exchange_sealed_128", "exchange_sealed_any_128"),
+            KeyLength::Aes256 => ("exchange_sealed_256", "exchange_sealed_any_256"),
+        };
+        let mut sealed = DeviceBuffer::new(module.device(), 8 * blocks as usize)?;
+        sealed.fill(0, stream)?;
+        Ok(Self {
+            common: module.kernel(common, EXCHANGE_SHARED)?,
+            any: module.kernel(any, EXCHANGE_SHARED)?,
+            sealed,
+        })
+    }
 }
 
 /// One rank of a group.
@@ -76,8 +103,8 @@ pub(super) struct GpuRank {
     any: Kernel,
     module: Module,
     blocks: u32,
-    /// How far its sealing blocks have come, a word each: for the kernels of a sealed exchange.
-    sealed: Option<DeviceBuffer>,
+    /// For a sealed exchange.
+    exchange: Option<SealedExchange>,
     /// Its [`RankState`], which no other rank reaches.
     state: DeviceBuffer,
     notice: DeviceBuffer,
@@ -88,8 +115,8 @@ pub(super) struct GpuRank {
     signals_half: u64,
     /// Of all ranks, by rank; empty until [`Self::connect`].
     mailboxes: Vec<Mailbox>,
-    /// Step tables by the length of the vector.
-    steps: HashMap<usize, DeviceBuffer>,
+    /// Step tables.
+    steps: HashMap<Plan, DeviceBuffer>,
     /// `None` without cryptography, and before the first session.
     keys: Option<RankKeys>,
     /// For set-up and failures; collectives run on the caller's stream.
@@ -182,15 +209,8 @@ impl GpuRank {
         options: &GpuOptions,
     ) -> Result<Self> {
         let device = module.device();
-        let exchanges = options.algorithm == Algorithm::Exchange && ranks == 2;
         let (common, any, shared) = match (options.crypto, opens_any_sender(options, ranks)) {
             (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
-            (Crypto::Gcm(KeyLength::Aes128), _) if exchanges => {
-                ("exchange_sealed_128", "exchange_sealed_any_128", EXCHANGE_SHARED)
-            }
-            (Crypto::Gcm(KeyLength::Aes256), _) if exchanges => {
-                ("exchange_sealed_256", "exchange_sealed_any_256", EXCHANGE_SHARED)
-            }
             (Crypto::Gcm(KeyLength::Aes128), false) => {
                 ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED)
             }
@@ -204,23 +224,25 @@ impl GpuRank {
                 ("relay_sealed_256", "relay_sealed_any_256", SEALED_SHARED)
             }
         };
-        let longest = longest_chunk(options.max_bytes, options.algorithm, ranks);
-        let messages = messages(options.algorithm, ranks) as u64;
-        let inbox_half = messages * longest.next_multiple_of(256) as u64;
         let stream = Stream::new(device)?;
-        let sealed = match options.crypto {
-            Crypto::Gcm(_) if exchanges => {
-                let mut sealed = DeviceBuffer::new(device, 8 * blocks as usize)?;
-                sealed.fill(0, &stream)?;
-                Some(sealed)
+        let exchange = match options.crypto {
+            Crypto::Gcm(length) if options.algorithm == Algorithm::Exchange && ranks == 2 => {
+                Some(SealedExchange::new(module, length, blocks, &stream)?)
             }
             _ => None,
         };
-        let records = match sealed {
-            Some(_) => most_exchanged_records(options, longest, blocks),
-            None => most_records(options, longest, blocks),
-        };
-        let signals_half = messages * records as u64;
+        let (mut inbox_half, mut signals_half) = (0, 0);
+        for plan in Plan::longest_of_each(options.algorithm, ranks, options.max_bytes) {
+            let (messages, longest) = (plan.messages() as u64, plan.longest_chunk());
+            let records = match &exchange {
+                Some(_) if plan.collective == Collective::AllReduce => {
+                    most_exchanged_records(options, longest, blocks)
+                }
+                _ => most_records(options, longest, blocks),
+            };
+            inbox_half = inbox_half.max(messages * longest.next_multiple_of(256) as u64);
+            signals_half = signals_half.max(messages * records as u64);
+        }
         let shared_zeros = |bytes: u64| {
             let mut buffer = DeviceBuffer::shareable(device, bytes as usize)?;
             buffer.fill(0, &stream)?;
@@ -235,7 +257,7 @@ impl GpuRank {
             any: module.kernel(any, shared)?,
             module: module.clone(),
             blocks,
-            sealed,
+            exchange,
             notice: shared_zeros(size_of::<Notice>() as u64)?,
             notices: DeviceBuffer::new(device, 8 * ranks)?,
             inbox: shared_zeros(2 * inbox_half)?,
@@ -315,87 +337,101 @@ impl GpuRank {
     fn reset(&mut self) -> Result<()> {
         self.signals.fill(0, &self.stream)?;
         self.notice.fill(0, &self.stream)?;
-        if let Some(sealed) = &mut self.sealed {
+        if let Some(SealedExchange { sealed, .. }) = &mut self.exchange {
             sealed.fill(0, &self.stream)?;
         }
         self.state.write(0, bytes_of(&[FIRST]), &self.stream)
     }
 
-    /// Everything about an all-reduce of `count` elements that may have to wait for the device.
+    /// Everything about a collective on vectors of `count` elements that may have to wait for the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for; [`Error::Poisoned`];
-    /// [`Error::Cuda`].
-    pub(super) fn prepare(&mut self, count: usize, dtype: Dtype) -> Result<Shape> {
+    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for or than the kernels can count,
+    /// or the root is no rank; [`Error::Poisoned`]; [`Error::Cuda`].
+    pub(super) fn prepare(&mut self, request: Request, count: usize, dtype: Dtype) -> Result<Ready> {
         if self.poisoned {
             return Err(Error::Poisoned);
         }
+        if let Request::Broadcast { root } = request
+            && root >= self.ranks
+        {
+            return Err(Error::InvalidArgument(format!("root {root}: there are {} ranks", self.ranks)));
+        }
         let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
-        self.prepare_steps(bytes)?;
-        let chunk = longest_chunk(bytes, self.options.algorithm, self.ranks);
-        let record_bytes = match (self.options.record_bytes, &self.sealed) {
+        let plan = Plan::new(request.collective(), self.options.algorithm, self.ranks, bytes, dtype);
+        if bytes / plan.unit() > u32::MAX as usize {
+            return Err(Error::InvalidArgument(format!(
+                "{bytes} bytes in chunks that don't begin at multiples of 16: at most 2^32 elements; pad the vector"
+            )));
+        }
+        self.prepare_steps(plan)?;
+        let chunk = plan.longest_chunk();
+        let record_bytes = match (self.options.record_bytes, self.exchange_for(&plan)) {
             (None, Some(_)) => exchanged_record_bytes(chunk, self.blocks),
             _ => record_bytes(&self.options, chunk, self.blocks),
         };
-        Ok(Shape { count, bytes, chunk, record_bytes, records: records_of(chunk, record_bytes) })
+        let records = records_of(chunk, record_bytes);
+        Ok(Ready { request, count, dtype, plan, chunk, record_bytes, records })
     }
 
-    /// Lowers the schedule for vectors of this length, once.
-    fn prepare_steps(&mut self, bytes: usize) -> Result<()> {
-        if self.steps.contains_key(&bytes) {
+    /// What does the collective in place of the ring's kernels, if anything.
+    fn exchange_for(&self, plan: &Plan) -> Option<&SealedExchange> {
+        self.exchange.as_ref().filter(|_| plan.collective == Collective::AllReduce)
+    }
+
+    /// Lowers the schedule, once.
+    fn prepare_steps(&mut self, plan: Plan) -> Result<()> {
+        if self.steps.contains_key(&plan) {
             return Ok(());
         }
-        let (rank, ranks) = (self.rank as u32, self.ranks as u32);
-        let algorithm = self.options.algorithm;
-        let chunk = |index: u32| step::chunk(index, ranks, bytes as u64);
-        let table: Vec<Step> = (0..messages(algorithm, self.ranks) as u32 + 1)
-            .map(|index| match algorithm {
-                Algorithm::Exchange if ranks > 1 => exchange(rank, index, bytes as u64),
-                _ => ring_all_reduce(rank, ranks, index, algorithm == Algorithm::RelayRing, chunk),
-            })
-            .filter(|_| bytes != 0)
-            .collect();
-        let buffer = DeviceBuffer::from_host(bytes_of(&table), &self.stream)?;
+        let buffer = DeviceBuffer::from_host(bytes_of(&plan.steps(self.rank)), &self.stream)?;
         self.stream.synchronize()?;
-        self.steps.insert(bytes, buffer);
+        self.steps.insert(plan, buffer);
         Ok(())
     }
 
-    /// Queues this rank's part in an all-reduce that was [prepared](Self::prepare).
+    /// Queues this rank's part in a collective that was [prepared](Self::prepare).
     ///
     /// # Errors
     /// [`Error::KeyExhausted`], before anything happens and on all ranks alike; [`Error::Cuda`], which poisons.
     ///
     /// # Safety
-    /// The buffers hold the prepared number of elements on this rank's device, aligned to an element, and are left alone
-    /// until `stream` has passed the collective.
+    /// The buffers hold what this rank gives and gets, on its device, aligned to an element, and are left alone until
+    /// `stream` has passed the collective.
     pub(super) unsafe fn launch(
         &mut self,
-        shape: Shape,
+        ready: Ready,
         buffers: RankBuffers,
-        dtype: Dtype,
-        op: ReduceOp,
         stream: &Stream,
     ) -> Result<()> {
-        let Shape { count, bytes, chunk, record_bytes, records } = shape;
-        let reduction = reduction(dtype as u32, op as u32);
-        // A rank seals a chunk in each of its messages, and each record takes a tag's mask beside its blocks.
-        let calls =
-            messages(self.options.algorithm, self.ranks) as u64 * (chunk.div_ceil(16) + records) as u64;
+        let Ready { request, count, dtype, plan, chunk, record_bytes, records } = ready;
+        // Without an operation elements are only moved, which the kernels of the common ones do faster.
+        let (dtype_code, op) = match request.op() {
+            Some(op) => (dtype, op),
+            None => (Dtype::F32, ReduceOp::Sum),
+        };
+        let reduction = reduction(dtype_code as u32, op as u32);
+        // Each record takes a tag's mask beside its blocks.
+        let calls = plan.seals() as u64 * (chunk.div_ceil(16) + records) as u64;
+        let (given, wanted) = (plan.given(self.rank), plan.wanted(self.rank));
+        // Not looked at, but counted from.
+        let unused = matches!(request, Request::Broadcast { root } if root != self.rank);
+        let input = if unused { buffers.output } else { buffers.input };
         let entered = match &mut self.keys {
             None => false,
             Some(keys) => keys.reserve(calls)?,
         };
         let successor = self.mailboxes[(self.rank + 1) % self.ranks];
-        let steps = &self.steps[&bytes];
+        let steps = &self.steps[&plan];
         let params = RingParams {
             state: self.state.pointer(),
             notice: self.notice.pointer(),
             notices: self.notices.pointer(),
             steps: steps.pointer(),
-            input: buffers.input,
-            output: buffers.output,
-            bytes: bytes as u64,
+            input: input.wrapping_sub(given.start as u64),
+            output: buffers.output.wrapping_sub(wanted.start as u64),
+            result: buffers.output,
+            bytes: wanted.len() as u64,
             inbox: self.inbox.pointer(),
             outbox: successor.inbox,
             inbox_half: self.inbox_half,
@@ -413,9 +449,15 @@ impl GpuRank {
             reduction,
             rank: self.rank as u32,
             ranks: self.ranks as u32,
+            unit: plan.unit() as u32,
+            awaits_successor: plan.may_run_ahead() as u32,
         };
         let blocks = self.blocks.min(records.max(1) as u32);
-        let kernel = if is_common(reduction) { &self.common } else { &self.any };
+        let (common, any) = match self.exchange_for(&plan) {
+            Some(exchange) => (&exchange.common, &exchange.any),
+            None => (&self.common, &self.any),
+        };
+        let kernel = if is_common(reduction) { common } else { any };
         let launch = Launch { blocks, threads: THREADS };
         let result = match &self.keys {
             // SAFETY: the plain kernels take `RingParams`; the rank's buffers live as long as it, and the mailboxes were
@@ -423,15 +465,15 @@ impl GpuRank {
             None => unsafe { kernel.launch(launch, stream, &params) },
             Some(keys) => {
                 let PresentKeys { own, predecessor, senders } = keys.present();
-                let call = call(keys.session(), self.options.algorithm, dtype, op, count, self.ranks);
+                let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
                 let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
-                let result = match &self.sealed {
+                let result = match self.exchange_for(&plan) {
                     // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
                     None => unsafe { kernel.launch(launch, stream, &params) },
-                    Some(sealed) => {
+                    Some(SealedExchange { sealed, .. }) => {
                         let most = records.max(1) as u32;
-                        let sealers = sealing_blocks(bytes, self.blocks).min(most);
-                        let openers = (self.blocks - sealing_blocks(bytes, self.blocks)).min(most);
+                        let sealers = sealing_blocks(plan.bytes, self.blocks).min(most);
+                        let openers = (self.blocks - sealing_blocks(plan.bytes, self.blocks)).min(most);
                         let mut params =
                             ExchangeParams { ring: params, sealed: sealed.pointer(), sealers, reserved: 0 };
                         let launch = Launch { blocks: sealers + openers, threads: THREADS };
@@ -497,9 +539,12 @@ impl GpuRank {
             0 => return None,
             failure::AUTHENTICATION => Error::Record { rank, step, record },
             failure::EXHAUSTED => Error::KeyExhausted { limit: self.options.key_bytes },
-            _ => Error::Deadline {
+            cause => Error::Deadline {
                 rank,
-                peer: (rank + self.ranks - 1) % self.ranks,
+                peer: match cause {
+                    failure::ABSENT => (rank + 1) % self.ranks,
+                    _ => (rank + self.ranks - 1) % self.ranks,
+                },
                 step,
                 waited_ms: self.options.timeout.as_millis() as u64,
             },
@@ -548,14 +593,21 @@ impl GpuRank {
 }
 
 /// The first block of the records' additional data, and what else it says of the collective.
-fn call(session: u64, algorithm: Algorithm, dtype: Dtype, op: ReduceOp, count: usize, ranks: usize) -> Call {
-    let (collective, root) = Collective::AllReduce.code();
+fn call(
+    session: u64,
+    algorithm: Algorithm,
+    request: Request,
+    dtype: Dtype,
+    count: usize,
+    ranks: usize,
+) -> Call {
+    let (collective, root) = request.collective().code();
     let data = AssociatedData {
         version: VERSION,
         collective,
         algorithm: algorithm as u8,
         dtype: dtype as u8,
-        op: op as u8,
+        op: request.op().map_or(NO_OP, |op| op as u8),
         reserved: 0,
         root: root as u16,
         session,
@@ -569,20 +621,6 @@ fn call(session: u64, algorithm: Algorithm, dtype: Dtype, op: ReduceOp, count: u
     };
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| data.as_bytes()[4 * at + i]));
     Call { codes: [0, 1, 2, 3].map(word), count: count as u64, ranks: ranks as u32, reserved: 0 }
-}
-
-/// Messages of each rank in one all-reduce.
-fn messages(algorithm: Algorithm, ranks: usize) -> usize {
-    match algorithm {
-        Algorithm::Exchange => ranks - 1,
-        _ => 2 * (ranks - 1),
-    }
-}
-
-/// Length of the longest chunk in bytes.
-fn longest_chunk(bytes: usize, algorithm: Algorithm, ranks: usize) -> usize {
-    let chunks = chunks(Collective::AllReduce, algorithm, ranks);
-    step::chunk(0, chunks as u32, bytes as u64).1 as usize
 }
 
 /// Vectors in whose exchange every block does both halves. Shorter ones take the time of one tile in each half, however few

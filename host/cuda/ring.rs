@@ -1,4 +1,4 @@
-//! All-reduce on GPUs: one persistent kernel a rank for a whole collective.
+//! Collectives on GPUs: one persistent kernel a rank for a whole collective.
 //!
 //! A [`GpuGroup`] has one rank on each of the devices it is given; a device may be given more than once. Ranks store
 //! records straight into their successors' inboxes, over NVLink where they are on different GPUs.
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::rank::{GpuRank, check, check_one_each, shared_blocks};
 use super::{Device, DeviceBuffer, Module, Stream};
 use crate::channel::{Crypto, GroupSecret, KeyLength, volume};
-use crate::collective::{Algorithm, InProcess};
+use crate::collective::{Algorithm, InProcess, Request};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// How a group is set up.
@@ -20,7 +20,7 @@ pub struct GpuOptions {
     /// How collectives are done: [`Algorithm::Ring`], [`Algorithm::RelayRing`] or, of two ranks,
     /// [`Algorithm::Exchange`].
     pub algorithm: Algorithm,
-    /// Length in bytes of the longest vector that will be reduced. The inboxes take four times as much on each rank.
+    /// Length in bytes of the longest vector of any collective. The inboxes take four times as much on each rank.
     pub max_bytes: usize,
     /// Bytes of a record, a multiple of 16; chosen by the vector's length when `None`.
     pub record_bytes: Option<usize>,
@@ -54,16 +54,23 @@ impl GpuOptions {
     }
 }
 
-/// Where a rank's vector and result lie in its device's memory.
+/// Where what a rank gives and what it gets lie in its device's memory, aligned to an element.
+///
+/// | collective | input | output |
+/// |---|---|---|
+/// | all-reduce | the whole vector | the whole vector |
+/// | reduce-scatter | the whole vector | this rank's [chunk](crate::collective::Partition) |
+/// | all-gather | this rank's chunk | the whole vector |
+/// | broadcast | the whole vector; not looked at but on the root | the whole vector |
 #[derive(Clone, Copy, Debug)]
 pub struct RankBuffers {
-    /// Device address of the vector.
+    /// Device address of what the rank gives.
     pub input: u64,
-    /// Device address of the result: the same as `input`, or apart from it.
+    /// Device address of what it gets: the place in the vector that `input` has there, or apart from it.
     pub output: u64,
 }
 
-/// Ranks on GPUs that reduce vectors together, all of one process.
+/// Ranks on GPUs that do collectives together, all of one process.
 #[derive(Debug)]
 pub struct GpuGroup {
     secret: GroupSecret,
@@ -103,16 +110,13 @@ impl GpuGroup {
         Ok(group)
     }
 
-    /// Queues an all-reduce of `count` elements on the ranks' streams, and doesn't wait. Can be captured in a graph, if
-    /// the same length was reduced before outside of one.
+    /// Reduces vectors of `count` elements over all ranks into every rank's output: [`Self::run`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, or the buffers and streams
-    /// are not one for each rank; [`Error::Poisoned`] after a failure; [`Error::Cuda`].
+    /// As [`Self::run`].
     ///
     /// # Safety
-    /// Each rank's buffers hold `count` elements on its device, aligned to an element, and are left alone until its
-    /// stream has passed the collective. The streams run beside each other: none waits for another's collective.
+    /// As [`Self::run`].
     pub unsafe fn all_reduce(
         &mut self,
         buffers: &[RankBuffers],
@@ -121,18 +125,98 @@ impl GpuGroup {
         op: ReduceOp,
         streams: &[&Stream],
     ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::AllReduce(op), buffers, count, dtype, streams) }
+    }
+
+    /// Reduces vectors of `count` elements over all ranks; each gets its chunk of the result: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn reduce_scatter(
+        &mut self,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        op: ReduceOp,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::ReduceScatter(op), buffers, count, dtype, streams) }
+    }
+
+    /// Gathers a vector of `count` elements, of which each rank gives its chunk, into every rank's output: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn all_gather(
+        &mut self,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::AllGather, buffers, count, dtype, streams) }
+    }
+
+    /// Gives the vector of `count` elements of rank `root` to every rank's output: [`Self::run`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn broadcast(
+        &mut self,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        root: usize,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(Request::Broadcast { root }, buffers, count, dtype, streams) }
+    }
+
+    /// Queues a collective on the ranks' streams, and doesn't wait. `count` is of the whole vector, of which
+    /// [`RankBuffers`] says what part each rank gives and gets; its chunks are [`Partition`](crate::collective::Partition)'s,
+    /// and its bits those of the CPU's ranks. Can be captured in a graph, if the same collective was done before outside
+    /// of one on as many elements of as many bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, the root is no rank, or the
+    /// buffers and streams are not one for each rank; [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when
+    /// one key may not encrypt that much; [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// Each rank's buffers hold what it gives and gets, on its device, aligned to an element, and are left alone until its
+    /// stream has passed the collective. The streams run beside each other: none waits for another's collective.
+    pub unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
         let ranks = self.ranks.len();
         if self.is_poisoned() {
             return Err(Error::Poisoned);
         }
         check_one_each(buffers, streams, ranks)?;
         // All that may wait for a device comes first: once a kernel runs, it waits for those of the other ranks.
-        let shapes: Vec<_> =
-            self.ranks.iter_mut().map(|rank| rank.prepare(count, dtype)).collect::<Result<_>>()?;
-        for (number, shape) in shapes.into_iter().enumerate() {
+        let ready: Vec<_> =
+            self.ranks.iter_mut().map(|rank| rank.prepare(request, count, dtype)).collect::<Result<_>>()?;
+        for (number, ready) in ready.into_iter().enumerate() {
             // SAFETY: by the caller's promise.
-            let queued =
-                unsafe { self.ranks[number].launch(shape, buffers[number], dtype, op, streams[number]) };
+            let queued = unsafe { self.ranks[number].launch(ready, buffers[number], streams[number]) };
             if let Err(error) = queued {
                 if number > 0 {
                     // Other ranks have started.

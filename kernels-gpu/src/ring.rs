@@ -1,4 +1,4 @@
-//! The ring all-reduce as one persistent kernel a rank: every step of a collective in one launch.
+//! Collectives round a ring as one persistent kernel a rank: every step of a collective in one launch.
 //!
 //! A block of threads owns the records `block, block + grid, ..` of every chunk in every step, on every rank alike. So
 //! a record depends only on the same block's earlier work and on the predecessor's block of the same number: blocks of
@@ -7,8 +7,9 @@
 //!
 //! Records are stored straight into the successor's inbox, each into a slot of its own, followed by a signal: its tag
 //! and a number that no other collective uses, so that nothing is ever reset. The inbox has two halves, used in turn
-//! by successive collectives. That suffices: no rank completes a collective before every rank has started it, hence
-//! has read everything of the one before.
+//! by successive collectives. That suffices: no rank completes a collective before its successor has started it, hence
+//! has read everything of the one before. In an all-reduce no rank can; in the others a rank may have nothing to receive,
+//! and waits for its successor's [`Notice::started`].
 //!
 //! Cost, plain, for a vector of S bytes and n ranks: 2 S (n-1)/n over the link each way; in local memory (5n-3)/n S
 //! read or written. Waits are bounded by a deadline, and end when any rank has failed.
@@ -57,10 +58,15 @@ pub struct Notice {
     pub aborted: u32,
     /// Zero.
     pub reserved: u32,
+    /// The latest collective that the rank's successor has started, of those with [`RingParams::awaits_successor`].
+    pub started: u64,
+    /// Zero.
+    pub padding: u64,
 }
 
 const NOTICE_FAILURE: u64 = offset_of!(Notice, failure) as u64;
 const NOTICE_ABORTED: u64 = offset_of!(Notice, aborted) as u64;
+const NOTICE_STARTED: u64 = offset_of!(Notice, started) as u64;
 
 const SEQUENCE: u64 = offset_of!(RankState, sequence) as u64;
 const FAILURE: u64 = offset_of!(RankState, failure) as u64;
@@ -78,6 +84,8 @@ pub mod failure {
     pub const DEADLINE: u64 = 2;
     /// The keys may not encrypt that much more, or a later epoch has begun: a captured graph was replayed too often.
     pub const EXHAUSTED: u64 = 3;
+    /// The successor did not start the collective before the deadline.
+    pub const ABSENT: u64 = 4;
 
     /// Packs a failure word.
     pub const fn pack(cause: u64, message: u32, record: u32) -> u64 {
@@ -97,11 +105,14 @@ pub struct RingParams {
     pub notices: u64,
     /// The table of [`Step`]s.
     pub steps: u64,
-    /// The vector to reduce, of `bytes` bytes.
+    /// Where the vector begins that the rank gives; of a rank that gives a part of it, where it would begin.
     pub input: u64,
-    /// Where the result goes: the same as `input`, or apart from it.
+    /// Where the vector begins that is the result: the same as `input`, or apart from it. Likewise of a rank that gets a
+    /// part.
     pub output: u64,
-    /// Length of the vector.
+    /// What this rank gets, of `bytes` bytes; zeroed on failure.
+    pub result: u64,
+    /// Length of this rank's result.
     pub bytes: u64,
     /// This rank's inbox: two halves of `inbox_half` bytes.
     pub inbox: u64,
@@ -137,6 +148,10 @@ pub struct RingParams {
     pub rank: u32,
     /// Number of ranks.
     pub ranks: u32,
+    /// A power of two up to 16 that divides the offsets of all steps.
+    pub unit: u32,
+    /// 1 when the rank may only complete the collective once its successor has started it.
+    pub awaits_successor: u32,
 }
 
 /// How records are protected on their way, and what else a block does with them.
@@ -207,15 +222,20 @@ pub const RELEASER: u32 = 0;
 /// The thread that awaits the predecessor's signals.
 const POLLER: u32 = THREADS - 32;
 
-/// A rank's part in one all-reduce.
+/// A rank's part in one collective.
 ///
 /// # Safety
 /// As [`Wire::transfer`]; `params` describes live memory.
 #[inline(always)]
-pub unsafe fn all_reduce<W: Wire>(params: RingParams, mut wire: W) {
+pub unsafe fn collective<W: Wire>(params: RingParams, mut wire: W) {
     // SAFETY: by the caller's promise.
     unsafe {
         let block = enter(params);
+        if params.awaits_successor != 0 && thread::block_index() == 0 && thread::index() == RELEASER {
+            let predecessor = if params.rank == 0 { params.ranks - 1 } else { params.rank - 1 };
+            let notice = global::load_u64(params.notices + 8 * predecessor as u64);
+            global::store_release_sys(notice + NOTICE_STARTED, block.sequence);
+        }
         if allowed(&block) {
             diagonals(&block, &mut wire);
         } else {
@@ -417,6 +437,20 @@ pub(crate) unsafe fn fail(block: &Block, failure: u64) {
     }
 }
 
+/// Waits until the successor has started the collective, or a rank has failed.
+unsafe fn await_successor(block: &Block) {
+    let params = &block.params;
+    // SAFETY: the notice is the rank's.
+    unsafe {
+        while global::load_volatile_u64(params.notice + NOTICE_STARTED) < block.sequence && !aborted(block) {
+            if device::nanotime() > block.deadline {
+                fail(block, failure::pack(failure::ABSENT, 0, 0));
+            }
+            device::spin_pause();
+        }
+    }
+}
+
 /// The last block to leave counts the collective and, when it failed, wipes its output: parts of it were stored before
 /// their tags had been compared. `place` is a word of shared memory.
 ///
@@ -432,6 +466,9 @@ pub(crate) unsafe fn leave(block: &Block, place: u32) {
             device::fence::system();
             let others = global::add_u32(params.state + EXITED, 1);
             let last = others + 1 == thread::grid_size();
+            if last && params.awaits_successor != 0 {
+                await_successor(block);
+            }
             // Asked by one thread: another rank may fail at any moment, and a part of the output must not be wiped.
             let wipe = last && aborted(block);
             shared::store_u32::<0>(place, last as u32 + wipe as u32);
@@ -444,7 +481,7 @@ pub(crate) unsafe fn leave(block: &Block, place: u32) {
         if verdict == 2 {
             let mut at = thread::index() as u64;
             while at < params.bytes {
-                global::store_u8(params.output + at, 0);
+                global::store_u8(params.result + at, 0);
                 at += THREADS as u64;
             }
         }
@@ -642,19 +679,19 @@ pub const PLAIN_SHARED: u32 = 16;
 kernel! {
     threads = 512,
     shared = PLAIN_SHARED,
-    /// The plain all-reduce, for sums and averages of f32, f16 and bf16.
+    /// A plain collective, for sums and averages of f32, f16 and bf16.
     fn ring_plain(params: RingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { all_reduce(params, Plain::<true>) }
+        unsafe { collective(params, Plain::<true>) }
     }
 }
 
 kernel! {
     threads = 512,
     shared = PLAIN_SHARED,
-    /// The plain all-reduce, for every element type and operation.
+    /// A plain collective, for every element type and operation.
     fn ring_plain_any(params: RingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { all_reduce(params, Plain::<false>) }
+        unsafe { collective(params, Plain::<false>) }
     }
 }

@@ -20,7 +20,7 @@ use crate::ghash::{
 use crate::params::{SHARED_BASE, TABLES_END};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Call, Header};
 use crate::ring::{
-    Block, Record, RingParams, THREADS, Wire, all_reduce, finished, load_quad, reduced, store_quad,
+    Block, Record, RingParams, THREADS, Wire, collective, finished, load_quad, reduced, store_quad,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -414,13 +414,13 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                 && tile * TILE >= pad
                 && (tile + 1 < tiles || tile + 1 == tiles && bytes.is_multiple_of(16))
         };
-        // Where the record lies, in quads from addresses that are parameters: four addresses would be eight registers.
+        // Where the record lies, in units or quads from addresses that are parameters: four addresses would be eight registers.
         let ring = &params.ring;
-        let vector_quads = ((record.input - ring.input) / 16) as u32;
+        let vector_units = ((record.input - ring.input) >> ring.unit.trailing_zeros()) as u32;
         let inbox_quads = ((record.inbox - ring.inbox) / 16) as u32;
         let outbox_quads = ((record.outbox - ring.outbox) / 16) as u32;
-        let input = || ring.input + 16 * bits::opaque(vector_quads) as u64;
-        let output = || ring.output + 16 * bits::opaque(vector_quads) as u64;
+        let input = || ring.input + ring.unit as u64 * bits::opaque(vector_units) as u64;
+        let output = || ring.output + ring.unit as u64 * bits::opaque(vector_units) as u64;
         let inbox = || ring.inbox + 16 * bits::opaque(inbox_quads) as u64;
         let outbox = || ring.outbox + 16 * bits::opaque(outbox_quads) as u64;
         // What a tile begins with: of the received record, else of the vector.
@@ -636,7 +636,7 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
         turn: 0,
     };
     // SAFETY: the caller's.
-    unsafe { all_reduce(params.ring, wire) }
+    unsafe { collective(params.ring, wire) }
 }
 
 /// The body of the kernels that open records of any rank.
@@ -667,14 +667,14 @@ unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool>(params: &Se
         wire.switch_to(if rank == 0 { ranks - 1 } else { rank - 1 });
         // A block may have no record in the steps before the first that opens.
         device::sync_threads();
-        all_reduce(params.ring, wire);
+        collective(params.ring, wire);
     }
 }
 
 kernel! {
     threads = 512,
     shared = SEALED_SHARED,
-    /// The sealed all-reduce with AES-128, for sums and averages of f32, f16 and bf16.
+    /// A sealed collective with AES-128, for sums and averages of f32, f16 and bf16.
     fn ring_sealed_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
         unsafe { sealed::<10, true>(&params) }
@@ -684,7 +684,7 @@ kernel! {
 kernel! {
     threads = 512,
     shared = SEALED_SHARED,
-    /// The sealed all-reduce with AES-256, for sums and averages of f32, f16 and bf16.
+    /// A sealed collective with AES-256, for sums and averages of f32, f16 and bf16.
     fn ring_sealed_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
         unsafe { sealed::<14, true>(&params) }
@@ -694,7 +694,7 @@ kernel! {
 kernel! {
     threads = 512,
     shared = SEALED_SHARED,
-    /// The sealed all-reduce with AES-128, for every element type and operation.
+    /// A sealed collective with AES-128, for every element type and operation.
     fn ring_sealed_any_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
         unsafe { sealed::<10, false>(&params) }
@@ -704,7 +704,7 @@ kernel! {
 kernel! {
     threads = 512,
     shared = SEALED_SHARED,
-    /// The sealed all-reduce with AES-256, for every element type and operation.
+    /// A sealed collective with AES-256, for every element type and operation.
     fn ring_sealed_any_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
         unsafe { sealed::<14, false>(&params) }

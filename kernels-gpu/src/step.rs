@@ -100,6 +100,84 @@ pub const fn exchange(rank: u32, index: u32, bytes: u64) -> Step {
     }
 }
 
+/// Step `index` of `ranks` of the ring reduce-scatter, the all-reduce's first half: every rank adds its part to the chunk
+/// that it received and sends it on. The sum of chunk c begins on rank c + 1 and ends on rank c. A single rank copies its
+/// vector.
+pub fn ring_reduce_scatter(rank: u32, ranks: u32, index: u32, chunk: impl Fn(u32) -> (u64, u64)) -> Step {
+    let (offset, bytes) = chunk((rank + 2 * ranks - 1 - index) % ranks);
+    let actions = if ranks == 1 {
+        STORE
+    } else if index == 0 {
+        SEND
+    } else if index < ranks - 1 {
+        RECEIVE | REDUCE | SEND
+    } else {
+        RECEIVE | REDUCE | FINISH | STORE
+    };
+    from_predecessor(rank, ranks, index, Step { offset, bytes, actions, ..NOTHING })
+}
+
+/// Step `index` of `ranks` of the ring all-gather, the all-reduce's second half: every rank's chunk goes round, with `relay`
+/// as its owner sealed it. A single rank copies its vector.
+pub fn ring_all_gather(
+    rank: u32,
+    ranks: u32,
+    index: u32,
+    relay: bool,
+    chunk: impl Fn(u32) -> (u64, u64),
+) -> Step {
+    let (offset, bytes) = chunk((rank + ranks - index) % ranks);
+    let actions = if ranks == 1 {
+        STORE
+    } else if index == 0 {
+        STORE | SEND
+    } else if index < ranks - 1 {
+        RECEIVE | STORE | SEND | if relay { FORWARD } else { 0 }
+    } else {
+        RECEIVE | STORE
+    };
+    let step = from_predecessor(rank, ranks, index, Step { offset, bytes, actions, ..NOTHING });
+    match relay && index > 0 {
+        true => Step { sealed_by: (rank + ranks - index) % ranks, sealed_in: 0, ..step },
+        false => step,
+    }
+}
+
+/// The only step of a ring broadcast of `bytes` bytes from rank `root`: the vector goes round as one chunk, with `relay` as
+/// the root sealed it.
+pub const fn ring_broadcast(rank: u32, ranks: u32, root: u32, relay: bool, bytes: u64) -> Step {
+    let distance = (rank + ranks - root) % ranks;
+    let (receive, last) = (distance > 0, distance == ranks - 1);
+    let sends = match (last, relay && receive) {
+        (true, _) => 0,
+        (false, true) => SEND | FORWARD,
+        (false, false) => SEND,
+    };
+    Step {
+        bytes,
+        actions: STORE | sends | if receive { RECEIVE } else { 0 },
+        sealed_by: if relay { root } else { (rank + ranks - 1) % ranks },
+        ..NOTHING
+    }
+}
+
+const NOTHING: Step = Step {
+    offset: 0,
+    bytes: 0,
+    actions: 0,
+    receives: 0,
+    sends: 0,
+    sealed_by: 0,
+    sealed_in: 0,
+    reserved: [0; 3],
+};
+
+/// Step `index` of a rank that receives in each step what its predecessor sealed in the one before.
+const fn from_predecessor(rank: u32, ranks: u32, index: u32, step: Step) -> Step {
+    let receives = index.wrapping_sub(1);
+    Step { receives, sends: index, sealed_by: (rank + ranks - 1) % ranks, sealed_in: receives, ..step }
+}
+
 /// Step `index` of `2 * ranks - 1` of the ring all-reduce (Patarasu and Yuan, 2009): in the first `ranks - 1` messages
 /// every rank adds its part to the chunk that it received and sends it on; in the others the finished chunks go round.
 /// With `relay` the finished chunks travel as their owners sealed them; otherwise each hop opens and seals them anew.

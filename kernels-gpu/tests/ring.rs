@@ -1,4 +1,4 @@
-//! The ring all-reduce in the emulator: all ranks' grids at once.
+//! Collectives round a ring in the emulator: all ranks' grids at once.
 
 use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
@@ -17,7 +17,9 @@ use ringseal_kernels::sealed::{
     RoundKeysParams, SEALED_SHARED, SealedKey, SealedRingParams, SenderKey, relay_sealed_128,
     relay_sealed_any_128, ring_sealed_128, ring_sealed_any_128, store_round_keys,
 };
-use ringseal_kernels::step::{Step, chunk, exchange, ring_all_reduce};
+use ringseal_kernels::step::{
+    Step, chunk, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
+};
 
 const F32: u32 = 0;
 const U8: u32 = 5;
@@ -55,21 +57,70 @@ struct Setup {
     record_bytes: u32,
     reduction: u32,
     relay: bool,
-    /// Two ranks that send their whole vectors.
-    exchange: bool,
+    collective: Collective,
+    /// What the chunks of a reduce-scatter or an all-gather are cut in, in bytes.
+    element: u64,
     /// Distance of the vectors from an aligned address.
     shift: usize,
     /// The result takes the vector's place.
     in_place: bool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Collective {
+    AllReduce,
+    /// An all-reduce of two ranks that send their whole vectors.
+    Exchange,
+    ReduceScatter,
+    AllGather,
+    Broadcast(u32),
+}
+
 impl Setup {
     fn messages(&self) -> u32 {
-        if self.exchange { 1 } else { 2 * (self.ranks - 1) }
+        match self.collective {
+            Collective::AllReduce => 2 * (self.ranks - 1),
+            Collective::Exchange | Collective::Broadcast(_) => 1,
+            Collective::ReduceScatter | Collective::AllGather => self.ranks - 1,
+        }
+    }
+
+    /// Offset and length of a chunk.
+    fn chunk(&self, index: u32) -> (u64, u64) {
+        let bytes = self.bytes as u64;
+        match self.collective {
+            Collective::AllReduce => chunk(index, self.ranks, bytes),
+            Collective::Exchange | Collective::Broadcast(_) => (0, bytes),
+            Collective::ReduceScatter | Collective::AllGather => {
+                let (count, ranks, index) = (bytes / self.element, self.ranks as u64, index as u64);
+                let start = |index: u64| index * (count / ranks) + index.min(count % ranks);
+                (self.element * start(index), self.element * (start(index + 1) - start(index)))
+            }
+        }
     }
 
     fn longest(&self) -> u64 {
-        chunk(0, if self.exchange { 1 } else { self.ranks }, self.bytes as u64).1
+        self.chunk(0).1
+    }
+
+    fn step(&self, rank: u32, index: u32) -> Step {
+        let (ranks, relay, bytes) = (self.ranks, self.relay, self.bytes as u64);
+        let chunk = |index| self.chunk(index);
+        match self.collective {
+            Collective::AllReduce => ring_all_reduce(rank, ranks, index, relay, chunk),
+            Collective::Exchange => exchange(rank, index, bytes),
+            Collective::ReduceScatter => ring_reduce_scatter(rank, ranks, index, chunk),
+            Collective::AllGather => ring_all_gather(rank, ranks, index, relay, chunk),
+            Collective::Broadcast(root) => ring_broadcast(rank, ranks, root, relay, bytes),
+        }
+    }
+
+    /// Where in the vector the rank's result begins, and its length.
+    fn wanted(&self, rank: u32) -> (u64, u64) {
+        match self.collective {
+            Collective::ReduceScatter => self.chunk(rank),
+            _ => (0, self.bytes as u64),
+        }
     }
 }
 
@@ -95,7 +146,7 @@ struct Aligned(Step);
 
 impl Group {
     fn new(setup: Setup, vectors: &[Vec<u8>]) -> Self {
-        let Setup { ranks, bytes, relay, shift, .. } = setup;
+        let Setup { ranks, bytes, shift, .. } = setup;
         let (longest, messages) = (setup.longest() as usize, setup.messages() as usize);
         let records = longest.div_ceil(setup.record_bytes as usize);
         let per_rank = |bytes: usize| (0..ranks).map(|_| Buffer::new(bytes)).collect::<Vec<_>>();
@@ -107,19 +158,18 @@ impl Group {
         signals.iter_mut().for_each(|signals| signals.bytes().fill(0));
         let states = vec![RankState { sequence: 1, ..RankState::default() }; ranks as usize];
         let notices = vec![Notice::default(); ranks as usize];
-        let step = |rank, index| {
-            Aligned(match setup.exchange {
-                true => exchange(rank, index, bytes as u64),
-                false => ring_all_reduce(rank, ranks, index, relay, |c| chunk(c, ranks, bytes as u64)),
-            })
+        let steps = match setup.collective {
+            Collective::Broadcast(_) => 1,
+            _ => setup.messages() + 1,
         };
+        let step = |rank, index| Aligned(setup.step(rank, index));
         Group {
             addresses: [
                 states.iter().map(|state| std::ptr::from_ref(state) as u64).collect(),
                 notices.iter().map(|notice| std::ptr::from_ref(notice) as u64).collect(),
             ],
             notices,
-            steps: (0..ranks).map(|r| (0..setup.messages() + 1).map(|i| step(r, i)).collect()).collect(),
+            steps: (0..ranks).map(|r| (0..steps).map(|i| step(r, i)).collect()).collect(),
             states,
             inputs,
             outputs: per_rank(bytes + shift),
@@ -131,18 +181,22 @@ impl Group {
     }
 
     fn params(&self, rank: u32) -> RingParams {
-        let Setup { ranks, bytes, record_bytes, reduction, shift, in_place, .. } = self.setup;
+        let Setup { ranks, record_bytes, reduction, shift, in_place, .. } = self.setup;
         let (own, next) = (rank as usize, ((rank + 1) % ranks) as usize);
         let longest = self.setup.longest();
         let (messages, records) = (self.setup.messages() as u64, longest.div_ceil(record_bytes as u64));
+        let output = if in_place { &self.inputs } else { &self.outputs }[own].address() + shift as u64;
+        let (first, wanted) = self.setup.wanted(rank);
+        let parts = matches!(self.setup.collective, Collective::ReduceScatter | Collective::AllGather);
         RingParams {
             state: self.addresses[0][own],
             notice: self.addresses[1][own],
             notices: self.addresses[1].as_ptr() as u64,
             steps: self.steps[own].as_ptr() as u64,
             input: self.inputs[own].address() + shift as u64,
-            output: if in_place { &self.inputs } else { &self.outputs }[own].address() + shift as u64,
-            bytes: bytes as u64,
+            output,
+            result: output + first,
+            bytes: wanted,
             inbox: self.inboxes[own].address(),
             outbox: self.inboxes[next].address(),
             inbox_half: messages * longest.next_multiple_of(256),
@@ -160,6 +214,8 @@ impl Group {
             reduction,
             rank,
             ranks,
+            unit: if parts { self.setup.element as u32 } else { 16 },
+            awaits_successor: (parts || matches!(self.setup.collective, Collective::Broadcast(_))) as u32,
         }
     }
 
@@ -384,7 +440,8 @@ fn setup(ranks: u32, grid: u32, bytes: usize, record_bytes: u32, reduction: u32)
         record_bytes,
         reduction,
         relay: false,
-        exchange: false,
+        collective: Collective::AllReduce,
+        element: 4,
         shift: 0,
         in_place: false,
     }
@@ -417,7 +474,10 @@ fn an_exchange_of_two_is_one_hop_and_has_the_same_bits() {
         let vectors = vectors(2, 4 * count);
         let expected = expected(&ring, &vectors, add_f32, |sum| sum);
         let keys = Keys::new(2);
-        let two = || Setup { exchange: true, ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
+        let two = || Setup {
+            collective: Collective::Exchange,
+            ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
+        };
         let (mut plain, mut sealed) = (Group::new(two(), &vectors), Group::new(two(), &vectors));
         for sequence in 1..4 {
             plain.plain(0..2, ring_plain);
@@ -453,7 +513,7 @@ fn the_exchanges_own_kernels_have_the_same_bits() {
     ] {
         for in_place in [false, true] {
             let two = || Setup {
-                exchange: true,
+                collective: Collective::Exchange,
                 in_place,
                 ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
             };
@@ -486,8 +546,12 @@ fn the_exchanges_own_kernels_have_the_same_bits() {
 fn an_exchange_of_other_types_misaligned_and_of_odd_length() {
     for in_place in [false, true] {
         let count = 20021;
-        let setup =
-            Setup { shift: 3, exchange: true, in_place, ..setup(2, 3, count, 4096, reduction(U8, AVG)) };
+        let setup = Setup {
+            shift: 3,
+            collective: Collective::Exchange,
+            in_place,
+            ..setup(2, 3, count, 4096, reduction(U8, AVG))
+        };
         let vectors = vectors(2, count);
         let expected = expected::<1>(&setup, &vectors, |[a], [b]| [a.wrapping_add(b)], |[sum]| [sum / 2]);
         let mut group = Group::new(setup, &vectors);
@@ -500,7 +564,7 @@ fn an_exchange_of_other_types_misaligned_and_of_odd_length() {
 #[test]
 fn an_exchange_whose_tags_are_wrong_fails_and_leaves_zeros() {
     let vectors = vectors(2, 40_000);
-    let two = Setup { exchange: true, ..setup(2, 2, 40_000, 4096, reduction(F32, SUM)) };
+    let two = Setup { collective: Collective::Exchange, ..setup(2, 2, 40_000, 4096, reduction(F32, SUM)) };
     let mut group = Group::new(two, &vectors);
     let mut keys = Keys::new(2);
     keys.senders[1].ghash.lanes[3] = keys.senders[0].ghash.lanes[3];
@@ -525,6 +589,105 @@ fn an_exchange_whose_tags_are_wrong_fails_and_leaves_zeros() {
     launch(&grids);
     assert_eq!(group.states[0].failure >> 56, failure::AUTHENTICATION);
     assert_ne!(group.states[0].aborted, 0);
+    assert!(group.output(0).iter().all(|&byte| byte == 0));
+}
+
+/// With chunks that begin anywhere, and some of them empty.
+#[test]
+fn reduce_scatters_end_with_each_rank_s_chunk() {
+    for (ranks, grid, count) in [(1, 1, 5), (2, 1, 9001), (3, 2, 9000), (4, 1, 1023), (5, 1, 3)] {
+        let setup = |relay| Setup {
+            relay,
+            collective: Collective::ReduceScatter,
+            ..setup(ranks, grid, 4 * count, 4096, reduction(F32, SUM))
+        };
+        let vectors = vectors(ranks, 4 * count);
+        let expected = |rank: u32| {
+            let (offset, bytes) = setup(false).chunk(rank);
+            let (from, to) = (offset as usize, (offset + bytes) as usize);
+            let part = |of: u32| &vectors[(of % ranks) as usize][from..to];
+            let add = |sum: Vec<u8>, of: u32| {
+                let pairs = sum.as_chunks::<4>().0.iter().zip(part(of).as_chunks::<4>().0);
+                pairs.flat_map(|(a, b)| add_f32(*a, *b)).collect()
+            };
+            // From the rank after the owner to the owner.
+            (from..to, (2..=ranks).fold(part(rank + 1).to_vec(), |sum, k| add(sum, rank + k)))
+        };
+        everywhere(setup, &vectors, expected);
+    }
+}
+
+#[test]
+fn all_gathers_end_with_all_chunks() {
+    for (ranks, grid, count) in [(1, 1, 5), (2, 1, 9001), (3, 2, 9000), (4, 1, 1023), (5, 1, 3)] {
+        let setup = |relay| Setup {
+            relay,
+            collective: Collective::AllGather,
+            ..setup(ranks, grid, 4 * count, 4096, reduction(F32, SUM))
+        };
+        let vectors = vectors(ranks, 4 * count);
+        let part = |rank: u32| {
+            let (offset, bytes) = setup(false).chunk(rank);
+            &vectors[rank as usize][offset as usize..][..bytes as usize]
+        };
+        let whole: Vec<u8> = (0..ranks).flat_map(part).copied().collect();
+        everywhere(setup, &vectors, |_| (0..4 * count, whole.clone()));
+    }
+}
+
+#[test]
+fn broadcasts_end_with_the_root_s_vector() {
+    for (ranks, grid, count, root) in [(1, 1, 5, 0), (2, 1, 9001, 1), (3, 2, 9000, 0), (4, 1, 1, 2)] {
+        let setup = |relay| Setup {
+            relay,
+            collective: Collective::Broadcast(root),
+            ..setup(ranks, grid, 4 * count, 4096, reduction(F32, SUM))
+        };
+        let vectors = vectors(ranks, 4 * count);
+        everywhere(setup, &vectors, |_| (0..4 * count, vectors[root as usize].clone()));
+    }
+}
+
+/// Plain and sealed, hop by hop and relayed, thrice each. `expected` gives the part of the vector that a rank gets.
+fn everywhere(
+    setup: impl Fn(bool) -> Setup,
+    vectors: &[Vec<u8>],
+    expected: impl Fn(u32) -> (std::ops::Range<usize>, Vec<u8>),
+) {
+    let keys = Keys::new(vectors.len() as u32);
+    for (relay, sealed) in
+        [(false, None), (false, Some(ring_sealed_128 as Kernel)), (true, Some(relay_sealed_128))]
+    {
+        let mut group = Group::new(setup(relay), vectors);
+        let ranks = group.setup.ranks;
+        for _ in 0..3 {
+            match sealed {
+                None => group.plain(0..ranks, ring_plain),
+                Some(kernel) => group.sealed(&keys, kernel),
+            }
+            for rank in 0..ranks {
+                let (part, wanted) = expected(rank);
+                let what = format!("rank {rank} of {ranks}, sealed {}, relay {relay}", sealed.is_some());
+                assert_eq!(group.states[rank as usize].failure, 0, "{what}");
+                let output = group.output(rank);
+                assert!(output[part.clone()] == wanted, "{what}");
+                let mut around = output[..part.start].iter().chain(&output[part.end..]);
+                assert!(around.all(|&byte| byte == 0xa5), "{what}: beyond its part");
+            }
+        }
+    }
+}
+
+type Kernel = unsafe fn(SealedRingParams);
+
+/// Otherwise it could overwrite what the successor has yet to read.
+#[test]
+fn a_root_does_not_leave_before_its_successor_has_come() {
+    let vectors = vectors(2, 4000);
+    let setup = setup(2, 2, 4000, 1024, reduction(F32, SUM));
+    let mut group = Group::new(Setup { collective: Collective::Broadcast(0), ..setup }, &vectors);
+    group.plain(0..1, ring_plain);
+    assert_eq!(group.states[0].failure >> 56, failure::ABSENT);
     assert!(group.output(0).iter().all(|&byte| byte == 0));
 }
 

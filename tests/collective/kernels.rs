@@ -56,35 +56,64 @@ fn chunks() {
 
 #[test]
 fn ring_schedules() {
+    let chunk = |chunk: u32| (chunk.into(), 1);
     for (algorithm, relay) in [(Algorithm::Ring, false), (Algorithm::RelayRing, true)] {
         for ranks in 1..=9 {
-            let schedule = Schedule::new(Collective::AllReduce, algorithm, ranks);
-            for (rank, program) in schedule.programs.iter().enumerate() {
-                for (number, host) in program.iter().enumerate() {
-                    let kernel =
-                        step::ring_all_reduce(rank as u32, ranks as u32, number as u32, relay, |chunk| {
-                            (chunk.into(), 1)
-                        });
-                    let origin = host.operands.iter().find_map(|operand| match operand {
-                        Operand::Local => None,
-                        Operand::Received(origin) => Some(*origin),
-                    });
-                    let actions = [
-                        (origin.is_some(), step::RECEIVE),
-                        (host.operands.len() == 2, step::REDUCE),
-                        (host.finish, step::FINISH),
-                        (host.store, step::STORE),
-                        (host.outgoing != Outgoing::Nothing, step::SEND),
-                        (matches!(host.outgoing, Outgoing::Forward(_)), step::FORWARD),
-                    ];
-                    let wanted: u32 = actions.iter().filter(|(on, _)| *on).map(|(_, action)| action).sum();
-                    let what = format!("{algorithm:?}, rank {rank} of {ranks}, step {number}");
-                    assert_eq!((kernel.actions, kernel.offset), (wanted, host.chunk as u64), "{what}");
-                    if let Some(origin) = origin {
-                        let sealed = (kernel.sealed_by as usize, kernel.sealed_in as usize);
-                        assert_eq!(sealed, (origin.sealed_by, origin.sealed_in), "{what}");
-                    }
-                }
+            let n = ranks as u32;
+            schedule(Collective::AllReduce, algorithm, ranks, |rank, index| {
+                step::ring_all_reduce(rank, n, index, relay, chunk)
+            });
+            schedule(Collective::ReduceScatter, algorithm, ranks, |rank, index| {
+                step::ring_reduce_scatter(rank, n, index, chunk)
+            });
+            schedule(Collective::AllGather, algorithm, ranks, |rank, index| {
+                step::ring_all_gather(rank, n, index, relay, chunk)
+            });
+            for root in 0..ranks {
+                schedule(Collective::Broadcast { root }, algorithm, ranks, |rank, _| {
+                    step::ring_broadcast(rank, n, root as u32, relay, 1)
+                });
+            }
+        }
+    }
+}
+
+/// Compares a schedule with the kernels' steps: `kernel` gives one of them for a rank and a number.
+fn schedule(
+    collective: Collective,
+    algorithm: Algorithm,
+    ranks: usize,
+    kernel: impl Fn(u32, u32) -> step::Step,
+) {
+    let schedule = Schedule::new(collective, algorithm, ranks);
+    for (rank, program) in schedule.programs.iter().enumerate() {
+        // What the predecessor sends, in this order.
+        let predecessor = &schedule.programs[(rank + ranks - 1) % ranks];
+        let mut sent = (0..).zip(predecessor).filter(|(_, step)| step.outgoing != Outgoing::Nothing);
+        for (number, host) in program.iter().enumerate() {
+            let kernel = kernel(rank as u32, number as u32);
+            let origin = host.operands.iter().find_map(|operand| match operand {
+                Operand::Local => None,
+                Operand::Received(origin) => Some(*origin),
+            });
+            let sends = host.outgoing != Outgoing::Nothing;
+            let actions = [
+                (origin.is_some(), step::RECEIVE),
+                (host.operands.len() == 2, step::REDUCE),
+                (host.finish, step::FINISH),
+                (host.store, step::STORE),
+                (sends, step::SEND),
+                (matches!(host.outgoing, Outgoing::Forward(_)), step::FORWARD),
+            ];
+            let wanted: u32 = actions.iter().filter(|(on, _)| *on).map(|(_, action)| action).sum();
+            let what = format!("{collective:?}, {algorithm:?}, rank {rank} of {ranks}, step {number}");
+            assert_eq!((kernel.actions, kernel.offset), (wanted, host.chunk as u64), "{what}");
+            assert!(!sends || kernel.sends == number as u32, "{what}");
+            if let Some(origin) = origin {
+                let sealed = (kernel.sealed_by as usize, kernel.sealed_in as usize);
+                assert_eq!(sealed, (origin.sealed_by, origin.sealed_in), "{what}");
+                let (message, step) = sent.next().expect("as many messages as are awaited");
+                assert_eq!((kernel.receives, host.chunk), (message, step.chunk), "{what}");
             }
         }
     }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
-use ringseal::collective::{Algorithm, Communicator, Options, Rail, Rendezvous};
+use ringseal::collective::{Algorithm, Communicator, Options, Partition, Rail, Rendezvous, Request};
 use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp};
 
@@ -91,6 +91,9 @@ fn member() -> Outcome {
             for _ in 0..2 {
                 for count in [1, 1000, 12_345, LONGEST / 4, 0, 77] {
                     member.reduces(count)?;
+                    member.does(Request::ReduceScatter(ReduceOp::Sum), count)?;
+                    member.does(Request::AllGather, count)?;
+                    member.does(Request::Broadcast { root: ranks - 1 }, count)?;
                 }
                 member.communicator.rekey()?;
             }
@@ -147,28 +150,48 @@ struct Member {
 impl Member {
     /// Sums `count` integers, and checks every one. A failure must leave zeros.
     fn reduces(&mut self, count: usize) -> Outcome {
+        self.does(Request::AllReduce(ReduceOp::Sum), count)
+    }
+
+    /// A collective on a vector of `count` integers, likewise.
+    fn does(&mut self, request: Request, count: usize) -> Outcome {
         let (rank, ranks) = (self.communicator.rank(), self.communicator.ranks());
-        let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
+        let partition = Partition::new(count, ranks);
+        let given = if request == Request::AllGather { partition.range(rank) } else { 0..count };
+        let wanted = match request {
+            Request::ReduceScatter(_) => partition.range(rank),
+            _ => 0..count,
+        };
+        let owner = |at: usize| (0..ranks).find(|&rank| partition.range(rank).contains(&at));
+        let right = |at: usize| match request {
+            Request::AllGather => owner(at).map_or(0, |owner| value(owner, at)),
+            Request::Broadcast { root } => value(root, at),
+            _ => sum(ranks, at, value),
+        };
+        let expected: Vec<u32> = wanted.map(right).collect();
+        let input: Vec<u8> = given.flat_map(|at| value(rank, at).to_le_bytes()).collect();
         self.input.write(0, &input, &self.stream)?;
         self.output.fill(0xa5, &self.stream)?;
         let buffers = RankBuffers { input: self.input.pointer(), output: self.output.pointer() };
         // SAFETY: both buffers hold `count` elements and live until the stream has been waited for.
-        unsafe { self.communicator.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &self.stream)? };
+        unsafe { self.communicator.run(request, buffers, count, Dtype::U32, &self.stream)? };
         self.stream.synchronize()?;
         let outcome = self.communicator.outcome();
-        let mut output = vec![0; 4 * count];
+        let mut output = vec![0; 4 * expected.len()];
         self.output.read(0, &mut output, &self.stream)?;
+        let output: Vec<u32> = output.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
         if let Err(error) = outcome {
             ensure!(self.communicator.is_poisoned(), "a failure did not poison: {error}");
             // It can have had all before another rank failed.
-            let expected: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
-            let whole = output.iter().all(|&byte| byte == 0) || output == expected;
+            let whole = output.iter().all(|&element| element == 0) || output == expected;
             ensure!(whole, "a failure left parts of a result: {error}");
             return Err(error.into());
         }
-        for (at, found) in output.as_chunks::<4>().0.iter().enumerate() {
-            let (found, right) = (u32::from_le_bytes(*found), sum(ranks, at, value));
-            ensure!(found == right, "rank {rank}, {count} elements: element {at} is {found}, not {right}");
+        let pairs = output.iter().zip(&expected);
+        if let Some((at, (found, right))) = pairs.enumerate().find(|(_, (found, right))| found != right) {
+            return Err(
+                format!("rank {rank}, {request:?} of {count}: element {at} is {found}, not {right}").into()
+            );
         }
         Ok(())
     }

@@ -1,12 +1,14 @@
-//! All-reduce among ranks on one GPU and on several: bit for bit what the CPU's ranks compute by the same schedule, and failures.
+//! Collectives among ranks on one GPU and on several: bit for bit what the CPU's ranks compute by the same schedule, and
+//! failures.
 
 use std::error::Error;
+use std::ops::Range;
 use std::slice::from_ref;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
-use ringseal::collective::{Algorithm, Buffers, Communicator, Options, Request};
+use ringseal::collective::{Algorithm, Buffers, Communicator, Options, Partition, Request};
 use ringseal::cuda::{
     Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream,
 };
@@ -20,7 +22,11 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("ring::plain_relay_of_every_type_and_operation", |gpu| {
         same_bits_as_cpu_by(from_ref(gpu), Crypto::None, Algorithm::RelayRing)
     }),
-    ("ring::plain_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), Crypto::None, Algorithm::Ring)),
+    ("ring::plain_other_collectives_of_every_type", |gpu| {
+        others_have_the_same_bits(from_ref(gpu), Crypto::None, Algorithm::RelayRing)
+    }),
+    ("ring::plain_ranks_do_not_run_ahead", |gpu| run_ahead(from_ref(gpu), Crypto::None, Algorithm::Ring)),
+    ("ring::plain_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), Crypto::None, Algorithm::Ring, SUMS)),
     ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
         missing_rank(from_ref(gpu), Crypto::None)
     }),
@@ -37,15 +43,37 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::relayed_aes256_of_every_type_and_operation", |gpu| {
         same_bits_as_cpu_by(from_ref(gpu), AES256, Algorithm::RelayRing)
     }),
-    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(from_ref(gpu), Algorithm::Ring)),
-    ("ring::changed_bytes_fail_all_relaying_ranks_at_every_step", |gpu| {
-        tamper(from_ref(gpu), Algorithm::RelayRing)
+    ("ring::aes128_other_collectives_of_every_type", |gpu| {
+        others_have_the_same_bits(from_ref(gpu), AES128, Algorithm::Ring)
     }),
-    ("ring::changed_bytes_fail_both_exchanging_ranks", |gpu| tamper(from_ref(gpu), Algorithm::Exchange)),
-    ("ring::exchanging_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Exchange)),
+    ("ring::relayed_aes256_other_collectives_of_every_type", |gpu| {
+        others_have_the_same_bits(from_ref(gpu), AES256, Algorithm::RelayRing)
+    }),
+    ("ring::sealed_ranks_do_not_run_ahead", |gpu| run_ahead(from_ref(gpu), AES256, Algorithm::RelayRing)),
+    ("ring::changed_bytes_fail_all_ranks_at_every_step", |gpu| tamper(from_ref(gpu), SUMS, Algorithm::Ring)),
+    ("ring::changed_bytes_fail_all_relaying_ranks_at_every_step", |gpu| {
+        tamper(from_ref(gpu), SUMS, Algorithm::RelayRing)
+    }),
+    ("ring::changed_bytes_fail_the_other_collectives_at_every_step", |gpu| {
+        let scattered = Request::ReduceScatter(ReduceOp::Sum);
+        for request in [scattered, Request::AllGather, Request::Broadcast { root: 1 }] {
+            tamper(from_ref(gpu), request, Algorithm::Ring)?;
+            tamper(from_ref(gpu), request, Algorithm::RelayRing)?;
+        }
+        Ok(())
+    }),
+    ("ring::changed_bytes_fail_both_exchanging_ranks", |gpu| {
+        tamper(from_ref(gpu), SUMS, Algorithm::Exchange)
+    }),
+    ("ring::exchanging_graphs_can_be_replayed", |gpu| {
+        graph(from_ref(gpu), AES256, Algorithm::Exchange, SUMS)
+    }),
     ("ring::new_epochs_on_the_way_of_exchanges", |gpu| epochs(from_ref(gpu), 2, Algorithm::Exchange)),
-    ("ring::sealed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Ring)),
-    ("ring::relayed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES128, Algorithm::RelayRing)),
+    ("ring::sealed_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), AES256, Algorithm::Ring, SUMS)),
+    ("ring::relayed_graphs_can_be_replayed", |gpu| {
+        graph(from_ref(gpu), AES128, Algorithm::RelayRing, SUMS)?;
+        graph(from_ref(gpu), AES128, Algorithm::RelayRing, Request::Broadcast { root: 2 })
+    }),
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
     ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
     ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
@@ -58,8 +86,16 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::aes256_ends_at_the_deadline_when_a_rank_is_missing", || {
         missing_rank(&gpus()?, AES256)
     }),
-    ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || tamper(&gpus()?, Algorithm::Ring)),
-    ("ring::across_gpus::changed_bytes_fail_both_exchanging_ranks", || tamper(&gpus()?, Algorithm::Exchange)),
+    ("ring::across_gpus::changed_bytes_fail_all_ranks_at_every_step", || {
+        tamper(&gpus()?, SUMS, Algorithm::Ring)
+    }),
+    ("ring::across_gpus::changed_bytes_fail_both_exchanging_ranks", || {
+        tamper(&gpus()?, SUMS, Algorithm::Exchange)
+    }),
+    ("ring::across_gpus::relayed_aes128_other_collectives_of_every_type", || {
+        others_have_the_same_bits(&gpus()?, AES128, Algorithm::RelayRing)
+    }),
+    ("ring::across_gpus::sealed_ranks_do_not_run_ahead", || run_ahead(&gpus()?, AES256, Algorithm::Ring)),
     ("ring::across_gpus::relayed_aes256_of_every_type_and_operation", || {
         same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::RelayRing)
     }),
@@ -75,6 +111,7 @@ pub(crate) fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
     gpus.iter().cycle().take(ranks).cloned().collect()
 }
 
+const SUMS: Request = Request::AllReduce(ReduceOp::Sum);
 const AES128: Crypto = Crypto::Gcm(KeyLength::Aes128);
 const AES256: Crypto = Crypto::Gcm(KeyLength::Aes256);
 /// Elements of the longest vectors, of any type.
@@ -83,19 +120,45 @@ const LONG: usize = (1 << 20) + 3;
 const GUARD: u8 = 0xa5;
 const GUARD_BYTES: usize = 64;
 
-/// One all-reduce of a test, of the elements from `offset` bytes on.
+/// One collective of a test, on the elements from `offset` bytes on.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    request: Request,
     dtype: Dtype,
-    op: ReduceOp,
     count: usize,
     offset: usize,
     in_place: bool,
 }
 
 impl Case {
+    fn all_reduce(dtype: Dtype, op: ReduceOp, count: usize) -> Self {
+        Self { request: Request::AllReduce(op), dtype, count, offset: 0, in_place: false }
+    }
+
     fn bytes(&self) -> usize {
         self.count * self.dtype.size()
+    }
+
+    /// The part of the vector that a rank gives, from its first byte.
+    fn given(&self, rank: usize, ranks: usize) -> Range<usize> {
+        match self.request {
+            Request::AllGather => self.chunk(rank, ranks),
+            Request::Broadcast { root } if root != rank => 0..0,
+            _ => 0..self.bytes(),
+        }
+    }
+
+    /// The part that it gets.
+    fn wanted(&self, rank: usize, ranks: usize) -> Range<usize> {
+        match self.request {
+            Request::ReduceScatter(_) => self.chunk(rank, ranks),
+            _ => 0..self.bytes(),
+        }
+    }
+
+    fn chunk(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let range = Partition::new(self.count, ranks).range(rank);
+        range.start * self.dtype.size()..range.end * self.dtype.size()
     }
 }
 
@@ -138,24 +201,30 @@ impl Ranks {
         })
     }
 
-    /// Queues an all-reduce.
+    /// Queues a collective.
     fn start(&mut self, case: &Case) -> Result<(), Box<dyn Error>> {
         let streams: Vec<_> = self.streams.iter().collect();
         let mut buffers = Vec::new();
         for (rank, output) in self.outputs.iter_mut().enumerate() {
             output.fill(GUARD, streams[rank])?;
-            let mut input = self.inputs[rank].pointer() + case.offset as u64;
-            let result = output.pointer() + case.offset as u64;
+            let (given, wanted) = (case.given(rank, streams.len()), case.wanted(rank, streams.len()));
+            let mut input = self.inputs[rank].pointer() + (case.offset + given.start) as u64;
+            let vector = output.pointer() + case.offset as u64;
             if case.in_place {
+                let place = vector + given.start as u64;
                 // SAFETY: both ranges are inside their buffers, and neither is touched before the copy is done.
-                unsafe { streams[rank].copy(result, input, case.bytes())? };
-                input = result;
+                unsafe { streams[rank].copy(place, input, given.len())? };
+                input = place;
             }
-            buffers.push(RankBuffers { input, output: result });
+            if matches!(case.request, Request::Broadcast { root } if root != rank) {
+                // Nothing is there to be read.
+                input = 0;
+            }
+            buffers.push(RankBuffers { input, output: vector + wanted.start as u64 });
         }
-        // SAFETY: the buffers live until all streams are waited for, below or when they are freed; `count` elements lie
-        // inside.
-        unsafe { self.group.all_reduce(&buffers, case.count, case.dtype, case.op, &streams)? };
+        // SAFETY: the buffers live until all streams are waited for, below or when they are freed; what the ranks give and
+        // get lies inside.
+        unsafe { self.group.run(case.request, &buffers, case.count, case.dtype, &streams)? };
         Ok(())
     }
 
@@ -170,29 +239,36 @@ impl Ranks {
         for (rank, (output, stream)) in self.outputs.iter().zip(&self.streams).enumerate() {
             let mut bytes = vec![0; case.offset + case.bytes() + GUARD_BYTES];
             output.read(0, &mut bytes, stream)?;
-            let end = case.offset + case.bytes();
-            let around = bytes[..case.offset].iter().chain(&bytes[end..]);
+            let shift = |part: Range<usize>| case.offset + part.start..case.offset + part.end;
+            let wanted = shift(case.wanted(rank, self.vectors.len()));
+            let mut before = vec![GUARD; bytes.len()];
+            if case.in_place {
+                let given = shift(case.given(rank, self.vectors.len()));
+                before[given.clone()].copy_from_slice(&self.vectors[rank][given]);
+            }
             ensure!(
-                around.copied().all(|byte| byte == GUARD),
+                bytes[..wanted.start] == before[..wanted.start]
+                    && bytes[wanted.end..] == before[wanted.end..],
                 "{case:?}: rank {rank} wrote beyond its result"
             );
-            results.push(bytes[case.offset..end].to_vec());
+            results.push(bytes[wanted].to_vec());
         }
         Ok(results)
     }
 
     /// As [`cpu_results`] of these ranks' vectors.
-    fn expected(&self, cases: &[Case]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    fn expected(&self, cases: &[Case]) -> Result<Vec<Vec<Vec<u8>>>, Box<dyn Error>> {
         cpu_results(&self.vectors, cases)
     }
 
-    /// Does one all-reduce that must succeed.
-    fn succeeds(&mut self, case: &Case, expected: &[u8]) -> Outcome {
+    /// Does one collective that must succeed.
+    fn succeeds(&mut self, case: &Case, expected: &[Vec<u8>]) -> Outcome {
         self.start(case)?;
         self.wait()?;
         self.group.outcome().map_err(|error| format!("{case:?}: {error}"))?;
         let ranks = self.vectors.len();
         for (rank, result) in self.results(case)?.into_iter().enumerate() {
+            let expected = &expected[rank];
             if let Some(at) = (0..result.len()).find(|&at| result[at] != expected[at]) {
                 let (found, right) = (result[at], expected[at]);
                 return Err(format!(
@@ -210,28 +286,29 @@ fn random_vectors(ranks: usize, max_bytes: usize) -> Result<Vec<Vec<u8>>, Box<dy
     (0..ranks).map(|_| random_bytes(max_bytes + GUARD_BYTES)).collect()
 }
 
-/// What the ranks of a CPU get for each case.
-fn cpu_results(vectors: &[Vec<u8>], cases: &[Case]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+/// What each rank of a CPU gets for each case.
+fn cpu_results(vectors: &[Vec<u8>], cases: &[Case]) -> Result<Vec<Vec<Vec<u8>>>, Box<dyn Error>> {
     let options = Options { crypto: Crypto::None, algorithm: Algorithm::Ring, ..Options::default() };
     let communicators = Communicator::in_process(vectors.len(), &GroupSecret::random()?, &options)?;
     let reduce = |mut communicator: Communicator| -> ringseal::Result<Vec<Vec<u8>>> {
-        let vector = &vectors[communicator.rank()];
+        let (rank, ranks) = (communicator.rank(), communicator.ranks());
         let results = cases.iter().map(|case| {
-            let mut output = vec![0; case.bytes()];
-            let input = &vector[case.offset..][..case.bytes()];
+            let mut output = vec![0; case.wanted(rank, ranks).len()];
+            let input = &vectors[rank][case.offset..][case.given(rank, ranks)];
             let buffers = Buffers::Apart { input, output: &mut output };
-            communicator.run(Request::AllReduce(case.op), case.dtype, buffers)?;
+            communicator.run(case.request, case.dtype, buffers)?;
             Ok(output)
         });
         results.collect()
     };
-    let mut results = thread::scope(|scope| {
+    let by_rank = thread::scope(|scope| {
         let threads: Vec<_> =
             communicators.into_iter().map(|communicator| scope.spawn(|| reduce(communicator))).collect();
         let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked"));
         results.collect::<Result<Vec<_>, _>>()
     })?;
-    Ok(results.swap_remove(0)?)
+    let by_rank = by_rank.into_iter().collect::<ringseal::Result<Vec<_>>>()?;
+    Ok((0..cases.len()).map(|case| by_rank.iter().map(|rank| rank[case].clone()).collect()).collect())
 }
 
 fn options(crypto: Crypto, max_bytes: usize) -> GpuOptions {
@@ -258,7 +335,8 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
             for count in counts {
                 let number = cases.len();
                 let offset = if number.is_multiple_of(3) { dtype.size() } else { 0 };
-                cases.push(Case { dtype, op, count, offset, in_place: number % 2 == 1 });
+                let case = Case::all_reduce(dtype, op, count);
+                cases.push(Case { offset, in_place: number % 2 == 1, ..case });
             }
         }
     }
@@ -275,7 +353,8 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
             (Dtype::F32, ReduceOp::Sum, 0, true),
             (Dtype::Bf16, ReduceOp::Avg, 2, true),
         ] {
-            cases.push(Case { dtype, op, count: longer / dtype.size(), offset, in_place });
+            let case = Case::all_reduce(dtype, op, longer / dtype.size());
+            cases.push(Case { offset, in_place, ..case });
         }
         groups.push((2, Algorithm::Exchange, cases));
     }
@@ -293,6 +372,100 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
         let mut ranks = Ranks::with_vectors(&places(gpus, vectors.len()), options, vectors)?;
         for (case, expected) in cases.iter().zip(expected) {
             ranks.succeeds(case, &expected)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reduce-scatter, all-gather and broadcast, whose chunks begin between any two elements.
+fn others_have_the_same_bits(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    let long = (LONG / 4).min(longest() / 8);
+    for count in if is_small() { [2, 3].iter() } else { [1, 2, 3, 5, 8].iter() } {
+        let mut cases = Vec::new();
+        for dtype in Dtype::ALL {
+            let mut requests = ReduceOp::ALL.map(Request::ReduceScatter).to_vec();
+            requests.extend([Request::AllGather, Request::Broadcast { root: 0 }]);
+            requests.push(Request::Broadcast { root: count - 1 });
+            for request in requests {
+                let common = dtype == Dtype::Bf16 && request != Request::ReduceScatter(ReduceOp::Max);
+                let long = if common { long } else { 0 };
+                for count in [0, 1, 7, 1023, long] {
+                    let number = cases.len();
+                    let offset = if number.is_multiple_of(3) { dtype.size() } else { 0 };
+                    cases.push(Case { request, dtype, count, offset, in_place: number % 2 == 1 });
+                }
+            }
+        }
+        let mut algorithms = vec![algorithm];
+        if *count == 2 {
+            // Two operands give the same bits in either order, hence by either algorithm.
+            algorithms.push(Algorithm::Exchange);
+        }
+        for algorithm in algorithms {
+            let options = GpuOptions { algorithm, ..options(crypto, 8 * long) };
+            let mut ranks = Ranks::new(&places(gpus, *count), options)?;
+            for (case, expected) in cases.iter().zip(ranks.expected(&cases)?) {
+                ranks.succeeds(case, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Queues many collectives in which ranks have little or nothing to receive, while the last rank is held: none of the others
+/// may overwrite what it has yet to read.
+fn run_ahead(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    const PLACE: usize = 4096;
+    let devices = places(gpus, 3);
+    let cases: Vec<_> = (0..24)
+        .map(|number| {
+            let request = match number % 6 {
+                0 | 1 => Request::Broadcast { root: 0 },
+                2 => Request::AllGather,
+                3 => Request::ReduceScatter(ReduceOp::Sum),
+                4 => Request::Broadcast { root: 1 },
+                _ => SUMS,
+            };
+            let count = if number % 4 == 0 { PLACE / 4 } else { 1 };
+            // Each has other elements.
+            Case { request, dtype: Dtype::U32, count, offset: 4 * number, in_place: false }
+        })
+        .collect();
+    let options = GpuOptions { algorithm, sm_budget: Some(4), ..options(crypto, PLACE * cases.len()) };
+    let mut ranks = Ranks::new(&devices, options)?;
+    let expected = ranks.expected(&cases)?;
+    for (case, expected) in cases.iter().zip(&expected) {
+        ranks.succeeds(case, expected)?;
+    }
+    let mut meddler = Meddler::new(&devices[2])?;
+    for (output, stream) in ranks.outputs.iter_mut().zip(&ranks.streams) {
+        output.fill(GUARD, stream)?;
+    }
+    ranks.wait()?;
+    meddler.start(1, 0, &ranks.streams[2])?;
+    let streams: Vec<_> = ranks.streams.iter().collect();
+    for (number, case) in cases.iter().enumerate() {
+        let buffers: Vec<_> = (0..3)
+            .map(|rank| RankBuffers {
+                input: ranks.inputs[rank].pointer() + (case.offset + case.given(rank, 3).start) as u64,
+                output: ranks.outputs[rank].pointer() + (number * PLACE) as u64,
+            })
+            .collect();
+        // SAFETY: the buffers live until the streams are waited for; each collective's results have a place of their own.
+        unsafe { ranks.group.run(case.request, &buffers, case.count, case.dtype, &streams)? };
+    }
+    // Long enough for the others to do all that they can.
+    thread::sleep(Duration::from_millis(20));
+    meddler.stop()?;
+    ranks.wait()?;
+    ranks.group.outcome()?;
+    for (number, (case, expected)) in cases.iter().zip(&expected).enumerate() {
+        for (rank, expected) in expected.iter().enumerate() {
+            let mut result = vec![0; expected.len()];
+            ranks.outputs[rank].read(number * PLACE, &mut result, &ranks.streams[rank])?;
+            ensure!(result == *expected, "collective {number}, {case:?}: rank {rank} has another result");
         }
     }
     Ok(())
@@ -369,7 +542,7 @@ impl Meddler {
 }
 
 /// What a failure leaves behind: poisoned ranks, until they are re-keyed.
-fn recovers(ranks: &mut Ranks, case: &Case, expected: &[u8]) -> Outcome {
+fn recovers(ranks: &mut Ranks, case: &Case, expected: &[Vec<u8>]) -> Outcome {
     ensure!(ranks.group.is_poisoned(), "not poisoned");
     match ranks.start(case) {
         Err(error) if matches!(error.downcast_ref(), Some(Failure::Poisoned)) => {}
@@ -390,7 +563,7 @@ fn missing_rank(gpus: &[Device], crypto: Crypto) -> Outcome {
         let limit = Duration::from_millis(300);
         let options = GpuOptions { timeout: limit, sm_budget: Some(16), ..options(crypto, 1 << 20) };
         let mut ranks = Ranks::new(&devices, options)?;
-        let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: 100_000, offset: 0, in_place: false };
+        let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, 100_000);
         let expected = ranks.expected(&[case])?.remove(0);
         ranks.succeeds(&case, &expected)?;
         meddler.start(1, 0, &ranks.streams[count - 1])?;
@@ -413,7 +586,7 @@ fn missing_rank(gpus: &[Device], crypto: Crypto) -> Outcome {
 
 /// Overwrites four bytes of a record or a tag between the sender and the receiver: the storm of stores begins before the
 /// collective, and between the sender's store and the receiver's load lie the rest of a long record or its opening.
-fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
+fn tamper(gpus: &[Device], request: Request, algorithm: Algorithm) -> Outcome {
     let _alone = alone();
     const RECORD: usize = 64 << 10;
     /// Where in a record, or in its tag.
@@ -423,6 +596,12 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
     }
     // Exchanges of several MiB go another way than others.
     let groups = match algorithm {
+        _ if request != SUMS => {
+            // Of a broadcast the whole vector is one chunk.
+            let chunks = if matches!(request, Request::Broadcast { .. }) { 1 } else { 3 };
+            let crypto = if algorithm == Algorithm::Ring { AES128 } else { AES256 };
+            vec![(3, crypto, 2 * RECORD * chunks)]
+        }
         Algorithm::Ring => vec![(2, AES256, 4 * RECORD), (3, AES128, 6 * RECORD)],
         Algorithm::Exchange => {
             vec![(2, AES128, 2 * RECORD), (2, AES256, 48 * RECORD), (2, AES128, 192 * RECORD)]
@@ -438,14 +617,21 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
             ..options(crypto, bytes)
         };
         let mut ranks = Ranks::new(&devices, options)?;
-        let case =
-            Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
+        let case = Case { request, ..Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4) };
         let expected = ranks.expected(&[case])?.remove(0);
         // Loads the kernels, which may have to wait for those that run.
         ranks.succeeds(&case, &expected)?;
-        let messages = if algorithm == Algorithm::Exchange { 1 } else { 2 * (count - 1) };
-        for message in 0..messages {
-            let victim = message % count;
+        let messages = match request {
+            _ if algorithm == Algorithm::Exchange => 1,
+            Request::AllReduce(_) => 2 * (count - 1),
+            _ => count - 1,
+        };
+        for number in 0..messages {
+            // A broadcast has one message, of which every rank but the root is a victim.
+            let (message, victim) = match request {
+                Request::Broadcast { root } => (0, (root + 1 + number) % count),
+                _ => (number, number % count),
+            };
             let mut meddler = Meddler::new(&devices[victim])?;
             let storm = Stream::new(&devices[victim])?;
             for (record, word) in [
@@ -473,15 +659,17 @@ fn tamper(gpus: &[Device], algorithm: Algorithm) -> Outcome {
                         if (rank, step, number) == (victim, message, record) => {}
                     other => {
                         return Err(format!(
-                            "{count} ranks: record {record} of message {message} to rank {victim}: {other:?}"
+                            "{request:?}, {count} ranks: record {record} of message {message} to rank {victim}: {other:?}"
                         )
                         .into());
                     }
                 }
                 for (rank, result) in ranks.results(&case)?.iter().enumerate() {
                     let wiped = result.iter().all(|&byte| byte == 0);
-                    // Ranks that had all they need before the last message was refused may keep it.
-                    let complete = message == messages - 1 && rank != victim && *result == expected;
+                    // Ranks that had all they need before the message was refused may keep it. Only with its last message
+                    // has a rank all of an all-reduce.
+                    let last = message == messages - 1 || !matches!(request, Request::AllReduce(_));
+                    let complete = last && rank != victim && *result == expected[rank];
                     ensure!(wiped || complete, "message {message} to rank {victim}: rank {rank} kept data");
                 }
                 recovers(&mut ranks, &case, &expected)?;
@@ -502,7 +690,7 @@ fn only_ciphertext_crosses(gpus: &[Device]) -> Outcome {
             input.write(0, &ones, stream)?;
         }
         ranks.vectors.iter_mut().for_each(|vector| vector[..bytes].copy_from_slice(&ones));
-        let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: true };
+        let case = Case { in_place: true, ..Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4) };
         let expected = ranks.expected(&[case])?.remove(0);
         ranks.succeeds(&case, &expected)?;
         for rank in 0..3 {
@@ -517,13 +705,12 @@ fn only_ciphertext_crosses(gpus: &[Device]) -> Outcome {
     Ok(())
 }
 
-/// One capture of an all-reduce on all ranks' streams, replayed with other vectors, and with a collective outside of the
+/// One capture of a collective on all ranks' streams, replayed with other vectors, and with a collective outside of the
 /// graph in between: the ranks count their collectives on the device.
-fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
+fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm, request: Request) -> Outcome {
     let _alone = alone();
     let bytes = 1 << 20;
-    let case =
-        Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4 - 3, offset: 0, in_place: false };
+    let case = Case { request, ..Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4 - 3) };
     let count = if algorithm == Algorithm::Exchange { 2 } else { 3 };
     let mut ranks = Ranks::new(&places(gpus, count), GpuOptions { algorithm, ..options(crypto, bytes) })?;
     let expected = ranks.expected(&[case])?.remove(0);
@@ -539,7 +726,7 @@ fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
         let fork = first.record()?;
         all[1..].iter().try_for_each(|stream| stream.wait(&fork))?;
         // SAFETY: recorded, not run; the buffers live as long as the graph.
-        unsafe { group.all_reduce(&buffers, case.count, case.dtype, case.op, &all)? };
+        unsafe { group.run(case.request, &buffers, case.count, case.dtype, &all)? };
         all[1..].iter().try_for_each(|stream| first.wait(&stream.record()?))
     })?;
     for _ in 0..3 {
@@ -555,7 +742,7 @@ fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) -> Outcome {
         ranks.wait()?;
         ranks.group.outcome()?;
         for (rank, result) in ranks.results(&case)?.into_iter().enumerate() {
-            ensure!(result == expected, "replayed, rank {rank} has another result");
+            ensure!(result == expected[rank], "replayed, rank {rank} has another result");
         }
         ranks.succeeds(&case, &expected)?;
     }
@@ -569,8 +756,7 @@ fn epochs(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outcome {
     for key_bytes in [3 * bytes as u64, 5 * bytes as u64] {
         let options = GpuOptions { key_bytes, algorithm, ..options(AES256, bytes) };
         let mut ranks = Ranks::new(&places(gpus, count), options)?;
-        let case =
-            Case { dtype: Dtype::Bf16, op: ReduceOp::Avg, count: bytes / 2, offset: 0, in_place: false };
+        let case = Case::all_reduce(Dtype::Bf16, ReduceOp::Avg, bytes / 2);
         let expected = ranks.expected(&[case])?.remove(0);
         for _ in 0..9 {
             ranks.start(&case)?;
@@ -581,7 +767,7 @@ fn epochs(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outcome {
         &places(gpus, count),
         GpuOptions { key_bytes: 1 << 10, algorithm, ..options(AES256, bytes) },
     )?;
-    let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
     match ranks.start(&case) {
         Err(error) if matches!(error.downcast_ref(), Some(Failure::KeyExhausted { .. })) => Ok(()),
         other => Err(format!("more than a key may encrypt gave {other:?}").into()),

@@ -1,0 +1,189 @@
+//! Collectives as tables of the ring kernels' steps.
+
+use std::ops::Range;
+
+use ringseal_kernels::step::{
+    Step, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
+};
+
+use crate::Dtype;
+use crate::collective::schedule::chunks;
+use crate::collective::{Algorithm, Collective, Partition};
+
+/// Offsets that are multiples of this leave quads whole.
+const QUAD: usize = 16;
+
+/// A collective on vectors of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    pub(super) collective: Collective,
+    algorithm: Algorithm,
+    ranks: usize,
+    /// Of the whole vector.
+    pub(super) bytes: usize,
+    /// Chunks begin at multiples of this.
+    grain: usize,
+}
+
+impl Plan {
+    /// For vectors of `bytes` bytes, whole elements of type `dtype`. Chunks are the CPU's.
+    pub(super) fn new(
+        collective: Collective,
+        algorithm: Algorithm,
+        ranks: usize,
+        bytes: usize,
+        dtype: Dtype,
+    ) -> Self {
+        let grain = match collective {
+            Collective::AllReduce | Collective::Broadcast { .. } => QUAD,
+            Collective::ReduceScatter | Collective::AllGather => dtype.size(),
+        };
+        Self { collective, algorithm, ranks, bytes, grain }
+    }
+
+    /// Of all collectives, on the longest vectors and with chunks as long as any: what mailboxes must hold.
+    pub(super) fn longest_of_each(algorithm: Algorithm, ranks: usize, bytes: usize) -> [Self; 4] {
+        let broadcast = Collective::Broadcast { root: 0 };
+        [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, broadcast]
+            .map(|collective| Self { collective, algorithm, ranks, bytes, grain: QUAD })
+    }
+
+    /// The bytes of chunk `index`.
+    fn chunk(&self, index: usize) -> Range<usize> {
+        let chunks = chunks(self.collective, self.algorithm, self.ranks);
+        Partition::in_units(self.bytes, chunks, self.grain).range(index)
+    }
+
+    /// Bytes of the longest chunk.
+    pub(super) fn longest_chunk(&self) -> usize {
+        self.chunk(0).len()
+    }
+
+    /// Messages that a rank receives at most, each in a place of its own.
+    pub(super) fn messages(&self) -> usize {
+        match (self.collective, self.algorithm) {
+            (Collective::AllReduce, Algorithm::Exchange) => self.ranks - 1,
+            (Collective::AllReduce, _) => 2 * (self.ranks - 1),
+            (Collective::ReduceScatter | Collective::AllGather, _) => self.ranks - 1,
+            (Collective::Broadcast { .. }, _) => 1.min(self.ranks - 1),
+        }
+    }
+
+    /// Chunks that are sealed by the rank that seals most.
+    pub(super) fn seals(&self) -> usize {
+        let relays = self.algorithm == Algorithm::RelayRing;
+        match self.collective {
+            Collective::AllReduce if relays && self.ranks > 1 => self.ranks,
+            Collective::AllGather if relays => 1.min(self.ranks - 1),
+            _ => self.messages(),
+        }
+    }
+
+    /// A power of two up to 16 that divides all chunks' offsets.
+    pub(super) fn unit(&self) -> usize {
+        let chunks = chunks(self.collective, self.algorithm, self.ranks);
+        let quads = self.grain == QUAD || (0..chunks).all(|index| self.chunk(index).start % QUAD == 0);
+        if quads { QUAD } else { self.grain }
+    }
+
+    /// Whether a rank can have all that it gets before its successor has started.
+    pub(super) fn may_run_ahead(&self) -> bool {
+        self.collective != Collective::AllReduce && self.ranks > 1 && self.bytes > 0
+    }
+
+    /// The part of the vector that rank `rank` gives.
+    pub(super) fn given(&self, rank: usize) -> Range<usize> {
+        match self.collective {
+            Collective::AllGather => self.chunk(rank),
+            _ => 0..self.bytes,
+        }
+    }
+
+    /// The part of the vector that rank `rank` gets.
+    pub(super) fn wanted(&self, rank: usize) -> Range<usize> {
+        match self.collective {
+            Collective::ReduceScatter => self.chunk(rank),
+            _ => 0..self.bytes,
+        }
+    }
+
+    /// The steps of rank `rank`; none for an empty vector. An exchange's other collectives are the ring's: of two ranks
+    /// they have the same operations and the same bits as by any other algorithm.
+    pub(super) fn steps(&self, rank: usize) -> Vec<Step> {
+        if self.bytes == 0 {
+            return Vec::new();
+        }
+        let chunk = |index: u32| {
+            let range = self.chunk(index as usize);
+            (range.start as u64, range.len() as u64)
+        };
+        let (rank, ranks, relay) = (rank as u32, self.ranks as u32, self.algorithm == Algorithm::RelayRing);
+        match self.collective {
+            Collective::AllReduce if self.algorithm == Algorithm::Exchange && ranks > 1 => {
+                (0..ranks).map(|index| exchange(rank, index, self.bytes as u64)).collect()
+            }
+            Collective::AllReduce => {
+                (0..2 * ranks - 1).map(|index| ring_all_reduce(rank, ranks, index, relay, chunk)).collect()
+            }
+            Collective::ReduceScatter => {
+                (0..ranks).map(|index| ring_reduce_scatter(rank, ranks, index, chunk)).collect()
+            }
+            Collective::AllGather => {
+                (0..ranks).map(|index| ring_all_gather(rank, ranks, index, relay, chunk)).collect()
+            }
+            Collective::Broadcast { root } => {
+                vec![ring_broadcast(rank, ranks, root as u32, relay, self.bytes as u64)]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::schedule::Schedule;
+
+    const COLLECTIVES: [Collective; 4] = [
+        Collective::AllReduce,
+        Collective::ReduceScatter,
+        Collective::AllGather,
+        Collective::Broadcast { root: 0 },
+    ];
+
+    #[test]
+    fn seals_are_those_of_the_schedule() {
+        for collective in COLLECTIVES {
+            for algorithm in [Algorithm::Ring, Algorithm::RelayRing] {
+                for ranks in 1..=9 {
+                    let schedule = Schedule::new(collective, algorithm, ranks);
+                    let most = (0..ranks).map(|rank| schedule.operations(rank).seals).max();
+                    let plan = Plan::new(collective, algorithm, ranks, 1000, Dtype::F32);
+                    assert_eq!(Some(plan.seals()), most, "{collective:?} {algorithm:?} {ranks}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_divide_all_offsets_and_chunks_fit_their_places() {
+        for collective in COLLECTIVES {
+            for dtype in Dtype::ALL {
+                for ranks in 1..=9 {
+                    for count in (0..70).chain([1023, 4096 * 9]) {
+                        let bytes = count * dtype.size();
+                        let plan = Plan::new(collective, Algorithm::Ring, ranks, bytes, dtype);
+                        let unit = plan.unit() as u64;
+                        let whole = Plan { grain: QUAD, ..plan };
+                        for rank in 0..ranks {
+                            for step in plan.steps(rank) {
+                                assert_eq!(step.offset % unit, 0, "{plan:?}");
+                                assert!(step.bytes as usize <= plan.longest_chunk(), "{plan:?}");
+                            }
+                        }
+                        assert!(plan.longest_chunk() <= whole.longest_chunk(), "{plan:?}");
+                    }
+                }
+            }
+        }
+    }
+}
