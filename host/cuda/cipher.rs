@@ -75,7 +75,7 @@ impl Kernels {
         self.0.module.device()
     }
 
-    /// Whether the module has the AES-GCM kernels, which exist for compute capability 9.0.
+    /// Whether the module has the AES-GCM kernels, as the embedded ones have.
     pub fn has_gcm(&self) -> bool {
         self.0.gcm.is_some()
     }

@@ -4,13 +4,14 @@
 use std::fmt;
 
 use ringseal_kernels::aes::{RoundKeys, expand_key};
-use ringseal_kernels::gcm::{RECORDS_SHARED, RecordsParams, gcm_seal_records_128};
+use ringseal_kernels::gcm::{self, RecordsParams, gcm_seal_records_128};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, ghash_key};
 use ringseal_kernels::gmac::{gmac_make, gmac_verify};
 use ringseal_kernels::message::{
-    BYTES_MAX, DIGITS, MESSAGE_SHARED, Message, MessageParams, Powers, PowersParams, Workspace,
-    gcm_seal_message_128, ghash_powers, plan,
+    self, BYTES_MAX, DIGITS, Message, MessageParams, Powers, PowersParams, Workspace, gcm_seal_message_128,
+    ghash_powers, plan,
 };
+use ringseal_kernels::portable;
 use ringseal_kernels::sealed::SealedKey;
 use zeroize::{Zeroize, Zeroizing};
 
@@ -25,18 +26,15 @@ use crate::{Error, Result};
 
 /// What is said where the module has no GCM kernels.
 pub(crate) fn no_gcm() -> Error {
-    Error::Unsupported {
-        backend: "cuda",
-        what: "AES-GCM on this architecture: its kernels need compute capability 9.0".into(),
-    }
+    Error::Unsupported { backend: "cuda", what: "AES-GCM by this module, which lacks its kernels".into() }
 }
 
 /// The kernels of one module.
 pub(super) struct GcmKernels {
     ghash_key: Kernel,
     ghash_powers: Kernel,
-    gmac_make: Kernel,
-    gmac_verify: Kernel,
+    /// Making and verifying; none in the portable module.
+    gmac: Option<[Kernel; 2]>,
     aes128: Ciphers,
     aes192: Ciphers,
     aes256: Ciphers,
@@ -54,20 +52,29 @@ impl GcmKernels {
     /// # Errors
     /// [`Error::Unsupported`] when the module has none.
     pub(super) fn new(module: &Module) -> Result<Self> {
+        // Modules differ in what their kernels of the same names need.
+        let gmac = match module.kernel("gmac_make", gmac_make::SHARED) {
+            Ok(make) => Some([make, module.kernel("gmac_verify", gmac_verify::SHARED)?]),
+            Err(Error::Unsupported { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let (records_shared, message_shared) = match gmac {
+            Some(_) => (gcm::RECORDS_SHARED, message::MESSAGE_SHARED),
+            None => (portable::RECORDS_SHARED, portable::MESSAGE_SHARED),
+        };
         let ciphers = |bits: usize| -> Result<Ciphers> {
             let kernel = |work, shared| module.kernel(&format!("gcm_{work}_{bits}"), shared);
             Ok(Ciphers {
-                seal_records: kernel("seal_records", RECORDS_SHARED)?,
-                open_records: kernel("open_records", RECORDS_SHARED)?,
-                seal_message: kernel("seal_message", MESSAGE_SHARED)?,
-                open_message: kernel("open_message", MESSAGE_SHARED)?,
+                seal_records: kernel("seal_records", records_shared)?,
+                open_records: kernel("open_records", records_shared)?,
+                seal_message: kernel("seal_message", message_shared)?,
+                open_message: kernel("open_message", message_shared)?,
             })
         };
         Ok(Self {
             ghash_key: module.kernel("ghash_key", ghash_key::SHARED)?,
             ghash_powers: module.kernel("ghash_powers", ghash_powers::SHARED)?,
-            gmac_make: module.kernel("gmac_make", gmac_make::SHARED)?,
-            gmac_verify: module.kernel("gmac_verify", gmac_verify::SHARED)?,
+            gmac,
             aes128: ciphers(128)?,
             aes192: ciphers(192)?,
             aes256: ciphers(256)?,
@@ -199,9 +206,9 @@ impl GcmKey {
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
-            match is_gmac(message) {
-                true => self.launch_gmac(&self.kernels.gcm()?.gmac_make, message, workspace, stream),
-                false => self.launch_message(&self.ciphers()?.seal_message, message, workspace, stream),
+            match &self.kernels.gcm()?.gmac {
+                Some([make, _]) if is_gmac(message) => self.launch_gmac(make, message, workspace, stream),
+                _ => self.launch_message(&self.ciphers()?.seal_message, message, workspace, stream),
             }
         }
     }
@@ -222,9 +229,9 @@ impl GcmKey {
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
-            match is_gmac(message) {
-                true => self.launch_gmac(&self.kernels.gcm()?.gmac_verify, message, workspace, stream),
-                false => self.launch_message(&self.ciphers()?.open_message, message, workspace, stream),
+            match &self.kernels.gcm()?.gmac {
+                Some([_, verify]) if is_gmac(message) => self.launch_gmac(verify, message, workspace, stream),
+                _ => self.launch_message(&self.ciphers()?.open_message, message, workspace, stream),
             }
         }
     }

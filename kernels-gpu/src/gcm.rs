@@ -12,11 +12,10 @@
 //! for the counters' upper bytes.
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
-use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::device::{self, Quad, bits, global, shared, thread, warp};
 
 use crate::ghash::{
-    self, APART, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, THREADS, TILE,
-    load_lanes, warp_sum,
+    self, APART, GroupedChains, LANES_BYTES, LAST_BYTES, THREADS, TILE, TileChains, load_lanes, warp_sum,
 };
 use crate::params::{SHARED_BASE, TABLES_END};
 
@@ -69,16 +68,31 @@ pub struct RecordsParams {
     pub count: u32,
 }
 
-// Shared memory after the tables of AES.
+// Shared memory after the tables of AES: in this order matrices, masks, segments, lanes, words, parts. What lies before the
+// masks depends on the chains, and so does all that follows.
 const MATRICES_AT: u32 = TABLES_END;
-const MASKS_AT: u32 = MATRICES_AT + GROUP_MATRICES_BYTES;
-const SEGMENTS_AT: u32 = MASKS_AT + 16 * THREADS;
-const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
-const LAST_AT: u32 = LANES_AT + LANES_BYTES;
-const PARTS_AT: u32 = LAST_AT + 2 * LAST_BYTES;
-const SHARED_END: u32 = PARTS_AT + 2 * 64;
+const SEGMENTS: u32 = 16 * MASKS;
+const LANES: u32 = SEGMENTS + 2 * SEGMENT_BYTES;
+const LAST: u32 = LANES + LANES_BYTES;
+const PARTS: u32 = LAST + 2 * LAST_BYTES;
+const REST_BYTES: u32 = PARTS + 2 * 64;
 /// Dynamic shared memory of the kernels on records.
-pub const RECORDS_SHARED: u32 = SHARED_END - SHARED_BASE;
+pub const RECORDS_SHARED: u32 = records_shared::<GroupedChains>();
+
+/// Dynamic shared memory of kernels on records with these chains.
+pub(crate) const fn records_shared<C: TileChains>() -> u32 {
+    masks_at::<C>() + REST_BYTES - SHARED_BASE
+}
+
+/// Where the masks begin.
+#[inline(always)]
+const fn masks_at<C: TileChains>() -> u32 {
+    MATRICES_AT + C::MATRICES_BYTES
+}
+
+/// Records for which a thread block prepares masks at once.
+const MASKS: u32 = 256;
+const _: () = assert!(MASKS <= THREADS && MASKS.is_multiple_of(32));
 
 /// Tiles between two barriers, at most.
 const SEGMENT_TILES: u32 = 16;
@@ -89,52 +103,58 @@ const UPPER: u32 = AAD_END;
 const SEGMENT_BYTES: u32 = UPPER + 16 * (4 * SEGMENT_TILES + 2);
 const HEADER_BYTES: u32 = 32;
 
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-128.
     fn gcm_seal_records_128(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<10, true>(&params) }
+        unsafe { records::<10, true, GroupedChains>(&params) }
     }
 }
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-128.
     fn gcm_open_records_128(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<10, false>(&params) }
+        unsafe { records::<10, false, GroupedChains>(&params) }
     }
 }
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-192.
     fn gcm_seal_records_192(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<12, true>(&params) }
+        unsafe { records::<12, true, GroupedChains>(&params) }
     }
 }
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-192.
     fn gcm_open_records_192(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<12, false>(&params) }
+        unsafe { records::<12, false, GroupedChains>(&params) }
     }
 }
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Seals records, AES-256.
     fn gcm_seal_records_256(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<14, true>(&params) }
+        unsafe { records::<14, true, GroupedChains>(&params) }
     }
 }
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 kernel! {
     threads = THREADS, shared = RECORDS_SHARED,
     /// Opens records, AES-256.
     fn gcm_open_records_256(params: RecordsParams) {
         // SAFETY: the kernel's contract.
-        unsafe { records::<14, false>(&params) }
+        unsafe { records::<14, false, GroupedChains>(&params) }
     }
 }
 
@@ -157,29 +177,29 @@ fn address(quad: Quad, word: usize) -> u64 {
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams) {
+pub(crate) unsafe fn records<const ROUNDS: usize, const SEAL: bool, C: TileChains>(params: &RecordsParams) {
     if thread::block_index() >= params.count {
         return;
     }
     // SAFETY: the regions of shared memory are disjoint; the key is filled.
     let matrices = unsafe {
-        load_lanes(params.ghash_key, LANES_AT);
-        Matrices::load_group(params.ghash_key, MATRICES_AT)
+        load_lanes(params.ghash_key, masks_at::<C>() + LANES);
+        C::store(C::fetch(params.ghash_key), MATRICES_AT)
     };
     let tables = Tables::fill::<THREADS>();
     device::sync_threads();
     let mut cursor = Cursor::new();
     // SAFETY: the first segment's buffer is nobody else's yet; the tables are filled.
     unsafe {
-        prepare_masks::<ROUNDS>(params, tables, cursor.record);
+        prepare_masks::<ROUNDS, C>(params, tables, cursor.record);
         if thread::warp() == 1 {
-            prepare_segment(params, tables, cursor.record, cursor.first_tile, cursor.buffer());
+            prepare_segment(params, tables, cursor.record, cursor.first_tile, cursor.buffer::<C>());
         }
     }
     device::sync_threads();
-    let mut chains = GroupedChains::new([0; 4], 0);
+    let mut chains = C::new([0; 4], 0);
     while cursor.record < params.count {
-        let buffer = cursor.buffer();
+        let buffer = cursor.buffer::<C>();
         // SAFETY: prepared, before a barrier.
         let (texts, more) = unsafe { (shared::load_16::<0>(buffer), shared::load_16::<16>(buffer)) };
         // Shuffled, so that the compiler sees that control flow is uniform.
@@ -189,7 +209,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         let next = cursor.next(end_tile, tiles);
         if thread::warp() == (cursor.segment + 1) % 16 && next.record < params.count {
             // SAFETY: the other buffer was last read before the latest barrier.
-            unsafe { prepare_segment(params, tables, next.record, next.first_tile, next.buffer()) };
+            unsafe { prepare_segment(params, tables, next.record, next.first_tile, next.buffer::<C>()) };
         }
         // Of this thread's first block in the segment: its low byte is all blocks' in this segment.
         let counter = (more[2] & 255) + thread::index();
@@ -198,14 +218,16 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
         if cursor.first_tile == 0 {
             let before = thread::index() as i32 - (THREADS + pad) as i32;
             // SAFETY: prepared.
-            chains = GroupedChains::new(unsafe { aad_block(buffer, before) }, tiles);
+            chains = C::new(unsafe { aad_block(buffer, before) }, tiles);
         }
         let mut tile = cursor.first_tile;
         while tile < end_tile {
             // The tile's first block, counted from the text's first.
             let start = (tile * TILE) as i32 - pad as i32;
             let at = start + thread::index() as i32;
-            let whole = start >= 0 && start as u32 + TILE <= length / 16;
+            // Opaque, so that no register holds the number of blocks beside that of bytes.
+            let bytes = if C::RECOMPUTES { bits::opaque(length) } else { length };
+            let whole = start >= 0 && start as u32 + TILE <= bytes / 16;
             // SAFETY: places in the record's text, or none.
             let input = unsafe { load_texts(address(texts, 0), at, length, whole) };
             // SAFETY: prepared.
@@ -224,7 +246,7 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
                 }
             }
             // SAFETY: all threads of the block run this loop alike.
-            unsafe { chains.take(text, tiles - 1 - tile, matrices) };
+            unsafe { chains.take(text, tile, tiles, matrices) };
             upper += 64;
             tile += 1;
         }
@@ -234,33 +256,33 @@ unsafe fn records<const ROUNDS: usize, const SEAL: bool>(params: &RecordsParams)
             unsafe {
                 // Loaded again rather than kept.
                 let [length, aad_length, ..] = shared::load_16::<16>(buffer);
-                let word = chains.last(lengths(aad_length, length), matrices);
-                shared::store_u32::<0>(last_at(cursor.local) + 4 * thread::index(), word);
+                let word = chains.last(lengths(aad_length, length), params.ghash_key, matrices);
+                shared::store_u32::<0>(last_at::<C>(cursor.local) + 4 * thread::index(), word);
             }
         }
         device::sync_threads();
         // SAFETY: the barrier came after all words and texts of the record, and after all parts of the one before.
         unsafe {
             if cursor.first_tile == 0 && cursor.local > 0 && thread::warp() == (cursor.segment + 9) % 16 {
-                finish::<SEAL>(params, cursor.record - thread::grid_size(), cursor.local - 1);
+                finish::<SEAL, C>(params, cursor.record - thread::grid_size(), cursor.local - 1);
             }
             if ends && thread::warp().is_multiple_of(5) {
-                store_part(cursor.local, thread::warp() / 5);
+                store_part::<C>(cursor.local, thread::warp() / 5);
             }
         }
         cursor = cursor.next(tile, tiles);
-        if ends && cursor.local.is_multiple_of(THREADS) {
+        if ends && cursor.local.is_multiple_of(MASKS) {
             // The masks of the records up to here are used up after this barrier.
             device::sync_threads();
             // SAFETY: as at the start.
-            unsafe { prepare_masks::<ROUNDS>(params, tables, cursor.record) };
+            unsafe { prepare_masks::<ROUNDS, C>(params, tables, cursor.record) };
             device::sync_threads();
         }
     }
     device::sync_threads();
     if thread::warp() == 0 {
         // SAFETY: as above.
-        unsafe { finish::<SEAL>(params, cursor.record - thread::grid_size(), cursor.local - 1) };
+        unsafe { finish::<SEAL, C>(params, cursor.record - thread::grid_size(), cursor.local - 1) };
     }
 }
 
@@ -300,15 +322,15 @@ impl Cursor {
     }
 
     #[inline(always)]
-    fn buffer(self) -> u32 {
-        SEGMENTS_AT + self.segment % 2 * SEGMENT_BYTES
+    fn buffer<C: TileChains>(self) -> u32 {
+        masks_at::<C>() + SEGMENTS + self.segment % 2 * SEGMENT_BYTES
     }
 }
 
 /// Where the words for the tag of the block's record number `local` lie.
 #[inline(always)]
-fn last_at(local: u32) -> u32 {
-    LAST_AT + local % 2 * LAST_BYTES
+fn last_at<C: TileChains>(local: u32) -> u32 {
+    masks_at::<C>() + LAST + local % 2 * LAST_BYTES
 }
 
 /// The block of both lengths in bits (SP 800-38D section 7.1 step 5).
@@ -439,15 +461,15 @@ unsafe fn store_texts(text: u64, at: i32, length: u32, whole: bool, blocks: [Qua
 /// # Safety
 /// The chains' words and the mask are stored, before a barrier; the parts were last read before that.
 #[inline(always)]
-unsafe fn store_part(local: u32, part: u32) {
+unsafe fn store_part<C: TileChains>(local: u32, part: u32) {
     let word = thread::lane() / 8;
     // SAFETY: the caller's.
     unsafe {
-        let sum = warp_sum(ghash::part(last_at(local), LANES_AT, part)).swap_bytes();
-        let mask = shared::load_u32::<0>(MASKS_AT + 16 * (local % THREADS) + 4 * word);
+        let sum = warp_sum(ghash::part(last_at::<C>(local), masks_at::<C>() + LANES, part)).swap_bytes();
+        let mask = shared::load_u32::<0>(masks_at::<C>() + 16 * (local % MASKS) + 4 * word);
         if thread::lane().is_multiple_of(8) {
             shared::store_u32::<0>(
-                parts_at(local) + 16 * part + 4 * word,
+                parts_at::<C>(local) + 16 * part + 4 * word,
                 sum ^ if part == 0 { mask } else { 0 },
             );
         }
@@ -456,8 +478,8 @@ unsafe fn store_part(local: u32, part: u32) {
 
 /// Where the parts of the tag of the block's record number `local` lie.
 #[inline(always)]
-fn parts_at(local: u32) -> u32 {
-    PARTS_AT + local % 2 * 64
+fn parts_at<C: TileChains>(local: u32) -> u32 {
+    masks_at::<C>() + PARTS + local % 2 * 64
 }
 
 /// One warp: adds the parts of a record's tag, the block's number `local`; writes the tag, or compares and writes the
@@ -466,7 +488,7 @@ fn parts_at(local: u32) -> u32 {
 /// # Safety
 /// The parts are stored, before a barrier; so are all texts of the record.
 #[inline(always)]
-unsafe fn finish<const SEAL: bool>(params: &RecordsParams, record: u32, local: u32) {
+unsafe fn finish<const SEAL: bool, C: TileChains>(params: &RecordsParams, record: u32, local: u32) {
     let lane = thread::lane();
     let place = params.records + 64 * record as u64;
     // SAFETY: the record's descriptor.
@@ -476,7 +498,7 @@ unsafe fn finish<const SEAL: bool>(params: &RecordsParams, record: u32, local: u
     let word = lane % 4;
     // SAFETY: the caller's.
     let tag = unsafe {
-        let parts = parts_at(local) + 4 * word;
+        let parts = parts_at::<C>(local) + 4 * word;
         shared::load_u32::<0>(parts)
             ^ shared::load_u32::<16>(parts)
             ^ shared::load_u32::<32>(parts)
@@ -516,23 +538,27 @@ unsafe fn finish<const SEAL: bool>(params: &RecordsParams, record: u32, local: u
     }
 }
 
-/// The masks E(K, J0) of this block's next 512 records from `record`, a lane each.
+/// The masks E(K, J0) of this block's next [`MASKS`] records from `record`, a lane each.
 ///
 /// # Safety
 /// The masks are nobody's until the next barrier.
 #[inline(always)]
-unsafe fn prepare_masks<const ROUNDS: usize>(params: &RecordsParams, tables: Tables, record: u32) {
+unsafe fn prepare_masks<const ROUNDS: usize, C: TileChains>(
+    params: &RecordsParams,
+    tables: Tables,
+    record: u32,
+) {
     let grid = thread::grid_size();
     let mine = record + thread::index() * grid;
     // By warps, so that those without records go on.
-    if record + thread::warp() * 32 * grid < params.count {
+    if 32 * thread::warp() < MASKS && record + thread::warp() * 32 * grid < params.count {
         let valid = mine < params.count;
         let place = params.records + 64 * (if valid { mine } else { record }) as u64;
         // SAFETY: the record's J0.
         let j0 = unsafe { global::load_16(place + 48) };
         let [mask] = tables.encrypt::<ROUNDS, 1>(&params.keys, [j0]);
         // SAFETY: this thread's place.
-        unsafe { shared::store_16::<0>(MASKS_AT + 16 * thread::index(), mask) };
+        unsafe { shared::store_16::<0>(masks_at::<C>() + 16 * thread::index(), mask) };
     }
 }
 

@@ -20,18 +20,20 @@ pub const THREADS: u32 = 512;
 pub const TILE: u32 = 2 * THREADS;
 
 /// Matrices of a [`GhashKey`].
-pub const MATRICES: u32 = 4 + WARPGROUPS + 2 * (GROUP as u32 - 1) + 2;
+pub const MATRICES: u32 = GROUP_MATRICES + WARPGROUPS;
+const GROUP_MATRICES: u32 = 4 + WARPGROUPS + 2 * (GROUP as u32 - 1) + 2;
 const WARPGROUPS: u32 = THREADS / 128;
 
 // Which matrix is which.
 const FIRST: u32 = 0;
-const SECOND: u32 = MATRIX_BYTES;
+pub(crate) const SECOND: u32 = MATRIX_BYTES;
 const STATE: u32 = 2 * MATRIX_BYTES;
 const BEFORE: u32 = 3 * MATRIX_BYTES;
-const LAST: u32 = 4 * MATRIX_BYTES;
-const EARLIER: u32 = LAST + WARPGROUPS * MATRIX_BYTES;
-const GROUP_STATE: u32 = EARLIER + 2 * (GROUP as u32 - 1) * MATRIX_BYTES;
-const GROUP_BEFORE: u32 = GROUP_STATE + MATRIX_BYTES;
+pub(crate) const LAST: u32 = 4 * MATRIX_BYTES;
+pub(crate) const EARLIER: u32 = LAST + WARPGROUPS * MATRIX_BYTES;
+pub(crate) const GROUP_STATE: u32 = EARLIER + 2 * (GROUP as u32 - 1) * MATRIX_BYTES;
+pub(crate) const GROUP_BEFORE: u32 = GROUP_STATE + MATRIX_BYTES;
+pub(crate) const LAST_OF_FIRST: u32 = GROUP_MATRICES * MATRIX_BYTES;
 
 /// Tiles that [`GroupedChains`] multiply together.
 pub const GROUP: usize = 2;
@@ -45,7 +47,10 @@ pub struct GhashKey {
     /// In this order: for the first block of each thread (H^512), for the second (1), for the state (H^1024), and for the
     /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(128 (3 - q))).
     /// For groups of two tiles: for the first and second block of each thread in the tile before the last
-    /// (H^1536 and H^1024); for the state, and for the second block of the tile before (H^2048).
+    /// (H^1536 and H^1024); for the state, and for the second block of the tile before (H^2048). For [`portable`], where
+    /// first blocks have chains of their own, these chains' last state in warpgroup q (H^(512 + 128 (3 - q))).
+    ///
+    /// [`portable`]: crate::portable
     pub matrices: [[u32; MATRIX_WORDS as usize]; MATRICES as usize],
     /// What the word of a warpgroup's thread j is worth at the end of a message's last block, after the last product:
     /// H^(125 - 4 (j / 4)) x^(32 (j mod 4)).
@@ -54,10 +59,10 @@ pub struct GhashKey {
 
 /// Bytes that a block copies to shared memory for [`Chains`]: the first of [`GhashKey::matrices`].
 pub const MATRICES_BYTES: u32 = EARLIER;
-/// Bytes that a block copies to shared memory for [`GroupedChains`]: all of them.
-pub const GROUP_MATRICES_BYTES: u32 = MATRICES * MATRIX_BYTES;
+/// Bytes that a block copies to shared memory for [`GroupedChains`].
+pub const GROUP_MATRICES_BYTES: u32 = GROUP_MATRICES * MATRIX_BYTES;
 /// Where [`GhashKey::lanes`] begins.
-pub const LANES_OFFSET: u64 = GROUP_MATRICES_BYTES as u64;
+pub const LANES_OFFSET: u64 = (MATRICES * MATRIX_BYTES) as u64;
 const _: () = assert!(core::mem::offset_of!(GhashKey, lanes) as u64 == LANES_OFFSET);
 
 /// Which block of a tile is `thread`'s first (`slot` 0) or second (1).
@@ -87,22 +92,7 @@ kernel! {
         let (block, index) = (thread::block_index(), thread::index());
         if block < MATRICES {
             let (_, word) = matrix_word_place(index);
-            let multiplier = match block * MATRIX_BYTES {
-                FIRST => data_multiplier(h, h.power(THREADS as u64), word),
-                SECOND => data_multiplier(h, Element::ONE, word),
-                STATE => state_multiplier(h.power(TILE as u64), word),
-                BEFORE => data_multiplier(h, h.power(TILE as u64), word),
-                GROUP_STATE => state_multiplier(h.power((GROUP as u32 * TILE) as u64), word),
-                GROUP_BEFORE => data_multiplier(h, h.power((GROUP as u32 * TILE) as u64), word),
-                data if data >= EARLIER => {
-                    let (tile, second) = (1 + (block - EARLIER / MATRIX_BYTES) / 2, block % 2);
-                    data_multiplier(h, h.power((TILE * tile + APART * (1 - second)) as u64), word)
-                }
-                last => {
-                    let warpgroup = (last - LAST) / MATRIX_BYTES;
-                    state_multiplier(h.power((128 * (WARPGROUPS - 1 - warpgroup)) as u64), word)
-                }
-            };
+            let multiplier = multiplier(h, block * MATRIX_BYTES, word);
             let mut i = index;
             while i < MATRIX_WORDS {
                 let (n, _) = matrix_word_place(i);
@@ -120,12 +110,44 @@ kernel! {
     }
 }
 
+/// Of the matrix at `matrix` in a [`GhashKey`]: see [`data_multiplier`] and [`state_multiplier`].
+#[inline(always)]
+fn multiplier(h: Element, matrix: u32, word: u32) -> Element {
+    // By ranges, not one by one: that became a table, in local memory.
+    let exponent = if matrix <= SECOND {
+        if matrix == FIRST { APART } else { 0 }
+    } else if matrix < LAST {
+        TILE
+    } else if matrix < EARLIER {
+        to_end(matrix - LAST)
+    } else if matrix < GROUP_STATE {
+        let after = (matrix - EARLIER) / MATRIX_BYTES;
+        TILE * (after / 2) + TILE + if after.is_multiple_of(2) { APART } else { 0 }
+    } else if matrix < LAST_OF_FIRST {
+        GROUP as u32 * TILE
+    } else {
+        APART + to_end(matrix - LAST_OF_FIRST)
+    };
+    let scale = h.power(exponent as u64);
+    let is_data = matrix <= SECOND
+        || matrix == BEFORE
+        || (matrix >= EARLIER && matrix < GROUP_STATE)
+        || matrix == GROUP_BEFORE;
+    if is_data { data_multiplier(h, scale, word) } else { state_multiplier(scale, word) }
+}
+
+/// Blocks from the end of warpgroup q to the end of the last, for q matrices, in bytes.
+#[inline(always)]
+fn to_end(matrices: u32) -> u32 {
+    128 * (WARPGROUPS - 1 - matrices / MATRIX_BYTES)
+}
+
 /// Blocks of a launch of [`ghash_key()`].
 pub const GHASH_KEY_GRID: u32 = MATRICES + 1;
 
 /// The matrices of one key in shared memory.
 #[derive(Clone, Copy)]
-pub struct Matrices(u32);
+pub struct Matrices(pub(crate) u32);
 
 impl Matrices {
     /// What loading returned to other threads of the block.
@@ -182,20 +204,9 @@ impl Matrices {
     /// # Safety
     /// As [`load`](Self::load).
     #[inline(always)]
-    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
     pub unsafe fn load_group(key: u64, address: u32) -> Self {
-        let mut share = [[0; 4]; GROUP_SHARES];
         // SAFETY: the caller's.
-        unsafe {
-            for i in 0..GROUP_SHARES {
-                share[i] = global::load_16(key + 16 * (thread::index() + i as u32 * THREADS) as u64);
-            }
-            for i in 0..GROUP_SHARES {
-                shared::store_16::<0>(address + 16 * (thread::index() + i as u32 * THREADS), share[i]);
-            }
-        }
-        device::fence::proxy_async_shared();
-        Matrices(address)
+        unsafe { GroupedChains::store(GroupedChains::fetch(key), address) }
     }
 }
 
@@ -269,6 +280,129 @@ impl Chains {
         tensor::commit();
         tensor::wait(&mut counts, &[state]);
         tensor::pack(&counts)[0]
+    }
+}
+
+/// How a kernel hashes its tiles: [`Chains`], [`GroupedChains`], or [`WarpChains`](crate::portable::WarpChains).
+pub trait TileChains {
+    /// Bytes of shared memory that the matrices take, a multiple of 128.
+    const MATRICES_BYTES: u32;
+
+    /// Whether they leave so few registers that a kernel's loop had better compute again what others would keep.
+    const RECOMPUTES: bool = false;
+
+    /// A thread's share of the matrices.
+    type Share;
+
+    /// Loads this thread's share of a key's matrices; all threads of the block, [`THREADS`].
+    ///
+    /// # Safety
+    /// `key` is the address of a filled [`GhashKey`].
+    unsafe fn fetch(key: u64) -> Self::Share;
+
+    /// Stores what all threads fetched to shared memory at `address`; visible after the next barrier.
+    ///
+    /// # Safety
+    /// [`MATRICES_BYTES`](Self::MATRICES_BYTES) of shared memory at `address`, a multiple of 128, are nobody else's.
+    unsafe fn store(share: Self::Share, address: u32) -> Matrices;
+
+    /// Chains for a message of `tiles` tiles, of one block a thread: the second of the tile before the first.
+    fn new(before: Quad, tiles: u32) -> Self;
+
+    /// Takes tile number `tile` of `tiles`: this thread's two blocks of it.
+    ///
+    /// # Safety
+    /// All threads of a warpgroup together, under control flow that is uniform for the compiler to see; the numbers are the
+    /// same in all. The matrices are stored.
+    unsafe fn take(&mut self, blocks: [Quad; 2], tile: u32, tiles: u32, matrices: Matrices);
+
+    /// This thread's word for [`part`], after the last tile. `lengths` belongs at the end of the message.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take); `key` is that of [`fetch`](Self::fetch).
+    unsafe fn last(&self, lengths: Quad, key: u64, matrices: Matrices) -> u32;
+}
+
+impl TileChains for Chains {
+    const MATRICES_BYTES: u32 = MATRICES_BYTES;
+
+    type Share = [Quad; SHARES];
+
+    #[inline(always)]
+    unsafe fn fetch(key: u64) -> Self::Share {
+        // SAFETY: the caller's.
+        unsafe { Matrices::fetch(key) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(share: Self::Share, address: u32) -> Matrices {
+        // SAFETY: the caller's.
+        unsafe { Matrices::store(share, address) }
+    }
+
+    #[inline(always)]
+    fn new(before: Quad, _tiles: u32) -> Self {
+        Self::new(before)
+    }
+
+    #[inline(always)]
+    unsafe fn take(&mut self, blocks: [Quad; 2], _tile: u32, _tiles: u32, matrices: Matrices) {
+        // SAFETY: the caller's.
+        unsafe { Chains::take(self, blocks, matrices) }
+    }
+
+    #[inline(always)]
+    unsafe fn last(&self, lengths: Quad, _key: u64, matrices: Matrices) -> u32 {
+        let mut chains = Chains { state: self.state, state_matrix: self.state_matrix };
+        chains.add_last(lengths);
+        // SAFETY: the caller's.
+        unsafe { Chains::last(&chains, matrices) }
+    }
+}
+
+impl TileChains for GroupedChains {
+    const MATRICES_BYTES: u32 = GROUP_MATRICES_BYTES;
+
+    type Share = [Quad; GROUP_SHARES];
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
+    unsafe fn fetch(key: u64) -> Self::Share {
+        let mut share = [[0; 4]; GROUP_SHARES];
+        for i in 0..GROUP_SHARES {
+            // SAFETY: the caller's.
+            share[i] = unsafe { global::load_16(key + 16 * (thread::index() + i as u32 * THREADS) as u64) };
+        }
+        share
+    }
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
+    unsafe fn store(share: Self::Share, address: u32) -> Matrices {
+        for i in 0..GROUP_SHARES {
+            let place = address + 16 * (thread::index() + i as u32 * THREADS);
+            // SAFETY: the caller's.
+            unsafe { shared::store_16::<0>(place, share[i]) };
+        }
+        device::fence::proxy_async_shared();
+        Matrices(address)
+    }
+
+    #[inline(always)]
+    fn new(before: Quad, tiles: u32) -> Self {
+        Self::new(before, tiles)
+    }
+
+    #[inline(always)]
+    unsafe fn take(&mut self, blocks: [Quad; 2], tile: u32, tiles: u32, matrices: Matrices) {
+        // SAFETY: the caller's.
+        unsafe { GroupedChains::take(self, blocks, tiles - 1 - tile, matrices) }
+    }
+
+    #[inline(always)]
+    unsafe fn last(&self, lengths: Quad, _key: u64, matrices: Matrices) -> u32 {
+        // SAFETY: the caller's.
+        unsafe { GroupedChains::last(self, lengths, matrices) }
     }
 }
 

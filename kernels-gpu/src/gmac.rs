@@ -1,5 +1,7 @@
 //! GMAC (NIST SP 800-38D section 3: AES-GCM of additional data without a text) by the whole GPU, as fast as memory is read.
 //!
+//! Shared memory is laid out as in the kernels on one message, but for the tables.
+//!
 //! Data is cut, from its end, into shares of equally many blocks ([`plan`](crate::message::plan)), a thread block each.
 //! Each thread copies the blocks that it will feed to its chains ([`GroupedChains`]) to shared memory, [`AHEAD`] groups of
 //! tiles ahead: 96 to 128 KiB a multiprocessor are under way, where 4.4 TB/s and 1 us of latency ask for 33. As a thread
@@ -11,8 +13,10 @@
 
 use crate::device::{self, Quad, copy_async, global, shared, thread};
 use crate::gcm::FORGED;
-use crate::ghash::{self, APART, GROUP, GroupedChains, LANES_BYTES, Matrices, TILE, load_lanes};
-use crate::message::{End, LANES_AT, MASK_AT, MATRICES_AT, MESSAGE_SHARED, WEIGHTS_AT, combine, load_weight};
+use crate::ghash::{APART, GROUP, GroupedChains, TILE, TileChains, load_lanes};
+use crate::message::{
+    End, LANES_AT, MASK_AT, MATRICES_AT, behind, combine, load_weight, message_shared, store_weight,
+};
 use crate::params::{SHARED_BASE, TABLES_END};
 
 /// Parameters of the kernels for GMAC.
@@ -44,14 +48,12 @@ pub const AHEAD: u32 = 4;
 /// Blocks of a group.
 const GROUP_BLOCKS: u32 = GROUP as u32 * TILE;
 const GROUP_BYTES: u32 = 16 * GROUP_BLOCKS;
+/// Dynamic shared memory of the kernels.
+pub const GMAC_SHARED: u32 = message_shared::<GroupedChains>();
 const RING_AT: u32 = SHARED_BASE;
 const _: () = assert!(RING_AT + AHEAD * GROUP_BYTES <= TABLES_END);
-// The layout of the kernels on one message, which leave out a fourth of the matrices and have segments behind the others.
-const _: () = assert!(MATRICES_AT + ghash::GROUP_MATRICES_BYTES <= LANES_AT);
-const _: () = assert!(LANES_AT + LANES_BYTES <= WEIGHTS_AT);
-
 kernel! {
-    threads = 512, shared = MESSAGE_SHARED,
+    threads = 512, shared = GMAC_SHARED,
     /// Makes the tag, on [`Plan::blocks`](crate::message::Plan::blocks) thread blocks.
     fn gmac_make(params: GmacParams) {
         // SAFETY: the kernel's contract.
@@ -59,7 +61,7 @@ kernel! {
     }
 }
 kernel! {
-    threads = 512, shared = MESSAGE_SHARED,
+    threads = 512, shared = GMAC_SHARED,
     /// Verifies the tag, on [`Plan::blocks`](crate::message::Plan::blocks) thread blocks.
     fn gmac_verify(params: GmacParams) {
         // SAFETY: the kernel's contract.
@@ -77,7 +79,7 @@ kernel! {
 #[inline(always)]
 unsafe fn gmac<const MAKE: bool>(params: &GmacParams) -> bool {
     let index = thread::index();
-    let behind = params.share * (thread::grid_size() - 1 - thread::block_index()) as u64;
+    let behind = behind(params.share);
     let groups = params.share.div_ceil(GROUP_BLOCKS as u64) as u32;
     // Blocks are numbered from the data's first.
     let end = params.length.div_ceil(16) as i64 - behind as i64;
@@ -97,11 +99,11 @@ unsafe fn gmac<const MAKE: bool>(params: &GmacParams) -> bool {
         }
         let weight = load_weight(params.powers, behind);
         load_lanes(params.ghash_key, LANES_AT);
-        shared::store_16::<WEIGHTS_AT>(16 * index, weight);
+        store_weight(weight);
         if index == 0 {
             shared::store_16::<MASK_AT>(0, params.mask);
         }
-        Matrices::load_group(params.ghash_key, MATRICES_AT)
+        GroupedChains::store(GroupedChains::fetch(params.ghash_key), MATRICES_AT)
     };
     device::sync_threads();
     let mut chains = GroupedChains::new([0; 4], 0);

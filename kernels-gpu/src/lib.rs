@@ -15,18 +15,17 @@ pub mod ctr;
 pub mod elementwise;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod exchange;
-#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod gcm;
 pub mod gf128;
-#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod ghash;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod gmac;
-#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod message;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod padded;
 pub mod params;
+#[cfg(not(ringseal_sm_90a))]
+pub mod portable;
 pub mod record;
 pub mod reduce;
 pub mod ring;

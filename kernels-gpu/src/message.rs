@@ -16,12 +16,11 @@
 //! for the counters' upper bytes.
 
 use crate::aes::{Prefix, RoundKeys, Tables, xor};
-use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::gcm::{FORGED, VERIFIED, keep};
 use crate::gf128::Element;
 use crate::ghash::{
-    self, APART, Chains, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, THREADS, TILE, block_of,
-    load_lanes, warp_sum,
+    self, APART, Chains, LANES_BYTES, LAST_BYTES, THREADS, TILE, TileChains, block_of, load_lanes, warp_sum,
 };
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 
@@ -148,47 +147,53 @@ pub const fn plan(length: u64, aad_length: u64, multiprocessors: u32) -> Plan {
     Plan { blocks: blocks.div_ceil(share) as u32, share }
 }
 
-// Shared memory after the tables of AES.
-pub(crate) const MATRICES_AT: u32 = TABLES_END;
-const SEGMENTS_AT: u32 = MATRICES_AT + MATRICES_BYTES;
-pub(crate) const LANES_AT: u32 = SEGMENTS_AT + 2 * SEGMENT_BYTES;
+// Shared memory after the tables of AES. The matrices come last, as what they take depends on the chains.
+pub(crate) const LANES_AT: u32 = TABLES_END;
 const LAST_AT: u32 = LANES_AT + LANES_BYTES;
-pub(crate) const WEIGHTS_AT: u32 = LAST_AT + LAST_BYTES;
-const PARTS_AT: u32 = WEIGHTS_AT + 16 * THREADS;
+const WEIGHTS_AT: u32 = LAST_AT + LAST_BYTES;
+const PARTS_AT: u32 = WEIGHTS_AT + DIGITS * WEIGHT_BYTES;
 pub(crate) const MASK_AT: u32 = PARTS_AT + 64;
 const FORGED_AT: u32 = MASK_AT + 16;
-const SHARED_END: u32 = FORGED_AT + 16;
-const _: () = assert!(SHARED_END <= SHARED_END_SM_90);
+const SEGMENTS_AT: u32 = FORGED_AT + 16;
+pub(crate) const MATRICES_AT: u32 = (SEGMENTS_AT + 2 * SEGMENT_BYTES).next_multiple_of(128);
 /// Dynamic shared memory of the kernels on one message.
-pub const MESSAGE_SHARED: u32 = SHARED_END - SHARED_BASE;
+pub const MESSAGE_SHARED: u32 = message_shared::<Chains>();
+const _: () = assert!(SHARED_BASE + MESSAGE_SHARED <= SHARED_END_SM_90);
 
-/// An entry of [`Powers`]. A warp has one in shared memory, and [`DIGITS`] warps use theirs.
+/// Dynamic shared memory of kernels on one message with these chains.
+pub(crate) const fn message_shared<C: TileChains>() -> u32 {
+    MATRICES_AT + C::MATRICES_BYTES - SHARED_BASE
+}
+
+/// An entry of [`Powers`]: [`DIGITS`] warps have one each in shared memory.
 const WEIGHT_BYTES: u32 = 16 * 32;
 const _: () = assert!(32 * DIGITS <= THREADS);
 /// How many tiles ahead additional data is brought nearer, and in bytes.
 const TILES_AHEAD: u64 = 8;
 const AHEAD: u64 = TILES_AHEAD * 16 * TILE as u64;
-/// The upper counter bytes' contribution for each 256 counters that a segment touches: one a thread.
-const SEGMENT_BYTES: u32 = 16 * THREADS;
-/// Tiles between two barriers: they touch 4 x 127 + 1 times 256 counters.
-const SEGMENT_TILES: u32 = 127;
+/// The upper counter bytes' contribution for each 256 counters that a segment touches: one a thread of the first 256.
+const SEGMENT_BYTES: u32 = 16 * 256;
+/// Tiles between two barriers: they touch 4 x 63 + 1 times 256 counters.
+const SEGMENT_TILES: u32 = 63;
 
 macro_rules! message_kernels {
     ($($bits:literal $rounds:literal $seal:ident $open:ident;)*) => {
-        $(kernel! {
+        $(#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+        kernel! {
             threads = 512, shared = MESSAGE_SHARED,
             #[doc = concat!("Seals one message, AES-", $bits, ", on [`Plan::blocks`] thread blocks.")]
             fn $seal(params: MessageParams) {
                 // SAFETY: the kernel's contract.
-                unsafe { message::<$rounds, true>(&params) }
+                unsafe { message::<$rounds, true, Chains>(&params) }
             }
         }
+        #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
         kernel! {
             threads = 512, shared = MESSAGE_SHARED,
             #[doc = concat!("Opens one message, AES-", $bits, ", on [`Plan::blocks`] thread blocks.")]
             fn $open(params: MessageParams) {
                 // SAFETY: the kernel's contract.
-                unsafe { message::<$rounds, false>(&params) }
+                unsafe { message::<$rounds, false, Chains>(&params) }
             }
         })*
     };
@@ -209,8 +214,12 @@ struct Share {
     begin: i64,
     /// Tiles.
     tiles: u32,
-    /// Blocks of the message behind the share.
-    behind: u64,
+}
+
+/// Blocks of the message behind this thread block's, which is one of `share` blocks.
+#[inline(always)]
+pub(crate) fn behind(share: u64) -> u64 {
+    share * (thread::grid_size() - 1 - thread::block_index()) as u64
 }
 
 impl Share {
@@ -219,14 +228,8 @@ impl Share {
         let text = params.message.length.div_ceil(16) as i64;
         let aad = params.message.aad_length.div_ceil(16) as i64;
         let tiles = params.share.div_ceil(TILE as u64) as u32;
-        let behind = params.share * (thread::grid_size() - 1 - thread::block_index()) as u64;
-        let end = text - behind as i64;
-        Share {
-            first: end - tiles as i64 * TILE as i64,
-            begin: (end - params.share as i64).max(-aad),
-            tiles,
-            behind,
-        }
+        let end = text - behind(params.share) as i64;
+        Share { first: end - tiles as i64 * TILE as i64, begin: (end - params.share as i64).max(-aad), tiles }
     }
 
     /// The counter of the first tile's first block; that of the text's first is J0's plus 1 (SP 800-38D section 7.1 step
@@ -242,19 +245,19 @@ impl Share {
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams) {
+pub(crate) unsafe fn message<const ROUNDS: usize, const SEAL: bool, C: TileChains>(params: &MessageParams) {
     let (index, warp_index) = (thread::index(), thread::warp());
     let share = Share::new(params);
     // Loads first: the tables' filling hides their latency.
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
     let (tables, matrices) = unsafe {
         prefetch(&params.message, &share);
-        let quads = Matrices::fetch(params.ghash_key);
-        let weight = load_weight(params.powers, share.behind);
+        let quads = C::fetch(params.ghash_key);
+        let weight = load_weight(params.powers, behind(params.share));
         load_lanes(params.ghash_key, LANES_AT);
         let tables = Tables::fill::<THREADS>();
-        shared::store_16::<WEIGHTS_AT>(16 * index, weight);
-        (tables, Matrices::store(quads, MATRICES_AT))
+        store_weight(weight);
+        (tables, C::store(quads, MATRICES_AT))
     };
     device::sync_threads();
     let first_counter = share.counter(params);
@@ -266,8 +269,7 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         Prefix::new(tables, &params.keys, [params.message.j0[0], params.message.j0[1], params.message.j0[2]]);
     // What the counters' last byte adds to the state after round 2: it is the same in all of a thread's blocks.
     let low = prefix.low(tables, first_counter.wrapping_add(block_of(index, 0)));
-    let place = |slot| SEGMENTS_AT + ((first_counter & 255) + block_of(index, slot)) / 256 * 16;
-    let upper = [place(0), place(1)];
+    let upper = SEGMENTS_AT + ((first_counter & 255) + block_of(index, 0)) / 256 * 16;
     device::sync_threads();
     // The first share is the shortest, and where all are short its first warp has nothing to encrypt.
     if thread::block_index() == 0 && warp_index == 0 {
@@ -278,13 +280,9 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         }
     }
 
-    let text_aligned = (params.message.input | params.message.output).is_multiple_of(16);
-    let aad_aligned = params.message.aad.is_multiple_of(16);
-    // Where the block before the text's first would end, if the additional data lay there.
-    let aad_end = params.message.aad + 16 * params.message.aad_length.div_ceil(16);
     // Shuffled, so that the compiler sees that it is uniform.
     let warpgroup_end = (block_of(128 * warp::shuffle(warp_index / 4, 0), 1) + 128) as i64;
-    let mut chains = Chains::new([0; 4]);
+    let mut chains = C::new([0; 4], share.tiles);
     let mut tile = 0;
     let mut buffer = 0;
     while tile < share.tiles {
@@ -300,14 +298,23 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
             let tile_first = share.first + (tile as u64 * TILE as u64) as i64;
             let at = tile_first + block_of(index, 0) as i64;
             // Whether all of the tile is whole blocks of the share's text, or of its additional data.
-            let inside = text_aligned
+            // Opaque, here and below, so that no register holds what the parameters tell across the loop.
+            let text = bits::opaque_64(params.message.input | params.message.output);
+            let inside = text.is_multiple_of(16)
                 && tile_first >= share.begin.max(0)
                 && (tile_first as u64 + TILE as u64) * 16 <= params.message.length;
-            let inside_aad = aad_aligned && tile_first >= share.begin && tile_first + (TILE as i64) < 0;
+            let aad = bits::opaque_64(params.message.aad);
+            let inside_aad =
+                aad.is_multiple_of(16) && tile_first >= share.begin && tile_first + (TILE as i64) < 0;
             // SAFETY: places in the message, or none.
             let input = unsafe {
                 if inside || inside_aad {
-                    let origin = if inside { params.message.input } else { aad_end };
+                    // Where the text begins; or would begin, if the additional data lay right before it.
+                    let origin = if inside {
+                        params.message.input
+                    } else {
+                        aad + 16 * bits::opaque_64(params.message.aad_length).div_ceil(16)
+                    };
                     let address = origin.wrapping_add((at as u64).wrapping_mul(16));
                     if inside_aad && tile_first + ((1 + TILES_AHEAD as i64) * TILE as i64) <= 0 {
                         // Nothing hides the latency of its loads.
@@ -326,11 +333,11 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
             // A warp whose blocks are all before the text has nothing to encrypt.
             let warp_end = tile_first + (block_of(32 * warp_index, 1) + 32) as i64;
             if warp_end > share.begin.max(0) {
-                let upper_at = buffer + 64 * (tile - begin_tile);
+                let upper_at = upper + buffer + 64 * (tile - begin_tile);
                 // SAFETY: prepared for this segment, before a barrier.
                 let states = unsafe {
-                    let first = shared::load_16::<0>(upper[0] + upper_at);
-                    let second = shared::load_16::<0>(upper[1] + upper_at);
+                    let first = shared::load_16::<0>(upper_at);
+                    let second = shared::load_16::<{ APART / 256 * 16 }>(upper_at);
                     [xor(low, first), xor(low, second)]
                 };
                 // A short share has no first blocks, and is done sooner without.
@@ -364,7 +371,7 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
             // A warpgroup whose blocks are all before the share leaves its chains at zero.
             if tile_first + warpgroup_end > share.begin {
                 // SAFETY: all threads of the warpgroup run this alike.
-                unsafe { chains.take(hashed, matrices) };
+                unsafe { chains.take(hashed, tile, share.tiles, matrices) };
             }
             tile += 1;
         }
@@ -374,21 +381,21 @@ unsafe fn message<const ROUNDS: usize, const SEAL: bool>(params: &MessageParams)
         buffer = SEGMENT_BYTES - buffer;
     }
 
-    if thread::block_index() == thread::grid_size() - 1 {
-        chains.add_last(lengths(params.message.aad_length, params.message.length));
-    }
+    let is_last = thread::block_index() == thread::grid_size() - 1;
+    let lengths = if is_last { lengths(params.message.aad_length, params.message.length) } else { [0; 4] };
     let mut word = 0;
     // Of a message without a block, the block of lengths is all there is.
     let last_tile = share.first + (share.tiles as i64 - 1) * TILE as i64;
     if last_tile + warpgroup_end > share.begin || warpgroup_end == TILE as i64 {
         // SAFETY: all threads of the warpgroup run this alike.
-        word = unsafe { chains.last(matrices) };
+        word = unsafe { chains.last(lengths, params.ghash_key, matrices) };
     }
     let end = End {
         workspace: params.workspace,
         tag: params.message.tag,
         verdict: params.message.verdict,
-        behind: share.behind,
+        // Anew, rather than kept across the loop.
+        behind: behind(bits::opaque_64(params.share)),
     };
     // SAFETY: nobody has used the place of the words; the rest is stored.
     let forged = unsafe { combine::<SEAL>(word, &end) } as u32;
@@ -486,6 +493,18 @@ pub(crate) unsafe fn load_weight(powers: u64, behind: u64) -> Quad {
     let entry = 15 * digit + value - 1;
     // SAFETY: the caller's.
     unsafe { global::load_16(powers + (WEIGHT_BYTES * entry + 16 * lane) as u64) }
+}
+
+/// Stores what [`load_weight`] returned, for [`combine`], after a barrier.
+///
+/// # Safety
+/// The place at [`WEIGHTS_AT`] is nobody else's.
+#[inline(always)]
+pub(crate) unsafe fn store_weight(weight: Quad) {
+    if thread::warp() < DIGITS {
+        // SAFETY: the caller's.
+        unsafe { shared::store_16::<WEIGHTS_AT>(16 * thread::index(), weight) };
+    }
 }
 
 /// Hexadecimal digit number `digit`, from the lowest.

@@ -10,7 +10,8 @@ use common::{bytes, raw};
 use keys::{ghash_key_of, hash_key};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
-use ringseal_kernels::gcm::{self, FORGED, RECORDS_SHARED, Record, RecordsParams, VERIFIED, nonce_j0};
+use ringseal_kernels::gcm::{self, FORGED, Record, RecordsParams, VERIFIED, nonce_j0};
+use ringseal_kernels::portable;
 
 /// Memory aligned as kernels want it.
 #[repr(C, align(16))]
@@ -39,8 +40,38 @@ impl Buffer {
     }
 }
 
-/// Seals all cases in one launch, compares, opens them again, some forged.
+/// The kernels of one module: sealing and opening, for AES-128, 192 and 256.
+struct Kernels {
+    records: [[unsafe fn(RecordsParams); 2]; 3],
+    shared: u32,
+}
+
+const SM_90A: Kernels = Kernels {
+    records: [
+        [gcm::gcm_seal_records_128, gcm::gcm_open_records_128],
+        [gcm::gcm_seal_records_192, gcm::gcm_open_records_192],
+        [gcm::gcm_seal_records_256, gcm::gcm_open_records_256],
+    ],
+    shared: gcm::RECORDS_SHARED,
+};
+
+const SM_80: Kernels = Kernels {
+    records: [
+        [portable::gcm_seal_records_128, portable::gcm_open_records_128],
+        [portable::gcm_seal_records_192, portable::gcm_open_records_192],
+        [portable::gcm_seal_records_256, portable::gcm_open_records_256],
+    ],
+    shared: portable::RECORDS_SHARED,
+};
+
+/// Seals all cases in one launch, compares, opens them again, some forged; by the kernels of both modules.
 fn check(key: &[u8], grid: u32, cases: &[(usize, usize)]) {
+    for kernels in [SM_90A, SM_80] {
+        check_kernels(&kernels, key, grid, cases);
+    }
+}
+
+fn check_kernels(kernels: &Kernels, key: &[u8], grid: u32, cases: &[(usize, usize)]) {
     let ghash = ghash_key_of(hash_key(key));
     let keys = expand_key(key);
     let texts: Vec<Vec<u8>> = (0..cases.len()).map(|i| bytes(1 + i as u64, cases[i].0)).collect();
@@ -70,18 +101,9 @@ fn check(key: &[u8], grid: u32, cases: &[(usize, usize)]) {
         count: records.len() as u32,
     };
     let run = |seal: bool, params: RecordsParams| {
+        let kernel = kernels.records[key.len() / 8 - 2][usize::from(!seal)];
         // SAFETY: all addresses are of live buffers of the right length.
-        let kernel = move || unsafe {
-            match (key.len(), seal) {
-                (16, true) => gcm::gcm_seal_records_128(params),
-                (16, false) => gcm::gcm_open_records_128(params),
-                (24, true) => gcm::gcm_seal_records_192(params),
-                (24, false) => gcm::gcm_open_records_192(params),
-                (_, true) => gcm::gcm_seal_records_256(params),
-                (_, false) => gcm::gcm_open_records_256(params),
-            }
-        };
-        launch(&[Launch::new(grid, 512, RECORDS_SHARED, kernel)]);
+        launch(&[Launch::new(grid, 512, kernels.shared, move || unsafe { kernel(params) })]);
     };
     run(true, params(&records));
     for i in 0..cases.len() {
@@ -163,4 +185,10 @@ fn long_records_cross_segments() {
 #[test]
 fn aes_192() {
     check(&bytes(79, 24), 2, &[(20_000, 40), (33, 0), (15, 17)]);
+}
+
+/// More records than a thread block prepares masks for at once.
+#[test]
+fn many_records() {
+    check(&bytes(80, 16), 1, &[(20, 5); 300]);
 }

@@ -12,7 +12,8 @@ use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::gcm::{FORGED, VERIFIED, nonce_j0};
 use ringseal_kernels::ghash::GhashKey;
-use ringseal_kernels::message::{self, DIGITS, MESSAGE_SHARED, MessageParams, Plan, Powers, Workspace, plan};
+use ringseal_kernels::message::{self, DIGITS, MessageParams, Plan, Powers, Workspace, plan};
+use ringseal_kernels::portable;
 
 /// Bytes at `shift` from a multiple of 16, between bytes that nobody may write.
 struct Buffer {
@@ -46,8 +47,33 @@ impl Buffer {
     }
 }
 
-/// A key as the kernels take it.
+/// The kernels of one module: sealing and opening, for AES-128, 192 and 256.
+struct Kernels {
+    message: [[unsafe fn(MessageParams); 2]; 3],
+    shared: u32,
+}
+
+const SM_90A: Kernels = Kernels {
+    message: [
+        [message::gcm_seal_message_128, message::gcm_open_message_128],
+        [message::gcm_seal_message_192, message::gcm_open_message_192],
+        [message::gcm_seal_message_256, message::gcm_open_message_256],
+    ],
+    shared: message::MESSAGE_SHARED,
+};
+
+const SM_80: Kernels = Kernels {
+    message: [
+        [portable::gcm_seal_message_128, portable::gcm_open_message_128],
+        [portable::gcm_seal_message_192, portable::gcm_open_message_192],
+        [portable::gcm_seal_message_256, portable::gcm_open_message_256],
+    ],
+    shared: portable::MESSAGE_SHARED,
+};
+
+/// A key as the kernels take it, and the kernels.
 struct Key {
+    kernels: Kernels,
     bytes: Vec<u8>,
     ghash: Box<GhashKey>,
     powers: Box<Powers>,
@@ -55,14 +81,19 @@ struct Key {
 }
 
 impl Key {
-    fn new(seed: u64, length: usize) -> Self {
+    /// The same key for the kernels of each module.
+    fn each(seed: u64, length: usize) -> [Self; 2] {
+        [SM_90A, SM_80].map(|kernels| Self::new(kernels, seed, length))
+    }
+
+    fn new(kernels: Kernels, seed: u64, length: usize) -> Self {
         let bytes = bytes(seed, length);
         let h = hash_key(&bytes);
         let ghash = ghash_key_of(h);
         let powers = powers_of(h);
         // SAFETY: all its fields are plain words.
         let workspace = unsafe { Box::<Workspace>::new_zeroed().assume_init() };
-        Key { bytes, ghash, powers, workspace }
+        Key { kernels, bytes, ghash, powers, workspace }
     }
 
     /// Runs the kernel.
@@ -84,18 +115,9 @@ impl Key {
                 j0: message.j0,
             },
         };
+        let kernel = self.kernels.message[self.bytes.len() / 8 - 2][usize::from(!seal)];
         // SAFETY: all addresses are of live buffers of the right length.
-        let kernel = || unsafe {
-            match (self.bytes.len(), seal) {
-                (16, true) => message::gcm_seal_message_128(params),
-                (16, false) => message::gcm_open_message_128(params),
-                (24, true) => message::gcm_seal_message_192(params),
-                (24, false) => message::gcm_open_message_192(params),
-                (_, true) => message::gcm_seal_message_256(params),
-                (_, false) => message::gcm_open_message_256(params),
-            }
-        };
-        launch(&[Launch::new(plan.blocks, 512, MESSAGE_SHARED, kernel)]);
+        launch(&[Launch::new(plan.blocks, 512, self.kernels.shared, || unsafe { kernel(params) })]);
         assert_eq!(self.workspace.done, 0, "the workspace is not left as it was");
     }
 
@@ -206,49 +228,56 @@ const ALIGNED: [usize; 3] = [0; 3];
 
 #[test]
 fn one_thread_block() {
-    let mut key = Key::new(7, 16);
-    for (text, aad) in
-        [(0, 0), (0, 1), (1, 0), (16, 16), (31, 20), (2048, 0), (16_384, 0), (16_385, 48), (40_000, 13)]
-    {
-        key.check(text, aad, 1, ALIGNED);
+    for mut key in Key::each(7, 16) {
+        for (text, aad) in
+            [(0, 0), (0, 1), (1, 0), (16, 16), (31, 20), (2048, 0), (16_384, 0), (16_385, 48), (40_000, 13)]
+        {
+            key.check(text, aad, 1, ALIGNED);
+        }
     }
 }
 
 #[test]
 fn many_thread_blocks() {
-    let mut key = Key::new(8, 32);
-    for (text, aad, multiprocessors) in [(2049, 0, 2), (8192, 48, 3), (100_000, 20, 5), (65_536, 64, 40)] {
-        key.check(text, aad, multiprocessors, ALIGNED);
+    for mut key in Key::each(8, 32) {
+        for (text, aad, multiprocessors) in [(2049, 0, 2), (8192, 48, 3), (100_000, 20, 5), (65_536, 64, 40)]
+        {
+            key.check(text, aad, multiprocessors, ALIGNED);
+        }
     }
 }
 
 #[test]
 fn additional_data_of_many_tiles() {
-    let mut key = Key::new(9, 24);
-    for (text, aad, multiprocessors) in [(0, 50_000, 3), (100, 40_001, 2), (20_000, 33_000, 3)] {
-        key.check(text, aad, multiprocessors, ALIGNED);
+    for mut key in Key::each(9, 24) {
+        for (text, aad, multiprocessors) in [(0, 50_000, 3), (100, 40_001, 2), (20_000, 33_000, 3)] {
+            key.check(text, aad, multiprocessors, ALIGNED);
+        }
     }
 }
 
 #[test]
 fn any_alignment() {
-    let mut key = Key::new(10, 16);
-    for shifts in [[1, 0, 0], [0, 7, 3], [4, 12, 15], [8, 8, 8]] {
-        key.check(5003, 100, 2, shifts);
+    for mut key in Key::each(10, 16) {
+        for shifts in [[1, 0, 0], [0, 7, 3], [4, 12, 15], [8, 8, 8]] {
+            key.check(5003, 100, 2, shifts);
+        }
     }
 }
 
 /// More tiles than a segment has.
 #[test]
 fn segments() {
-    Key::new(11, 16).check_with(&["nothing"], (127 + 127 + 3) * 16_384 + 5, 48, 1, ALIGNED);
+    for mut key in Key::each(11, 16) {
+        key.check_with(&["nothing"], (63 + 63 + 3) * 16_384 + 5, 48, 1, ALIGNED);
+    }
 }
 
 /// The counter wraps in its 32 bits (SP 800-38D section 6.2): an IV that is not 96 bits long may begin anywhere.
 #[test]
 fn the_counter_wraps() {
     use ctr::cipher::{InnerIvInit, StreamCipher};
-    let mut key = Key::new(12, 16);
+    let mut key = Key::new(SM_90A, 12, 16);
     let j0 = [1, 2, 3, (u32::MAX - 300).to_be()];
     let text = vec![0; 20_000];
     let (input, output) = (Buffer::new(&text, 0), Buffer::new(&text, 0));

@@ -149,11 +149,11 @@ fn lint_counts(text: &str, kernels: &[Kernel]) -> Result<Vec<String>> {
 }
 
 /// GPUs other than the target's own whose driver compiles its module, and which have the shared memory that AES wants: the
-/// report assembles it for them too.
+/// report assembles it for them too. Not 9.0, whose GPUs get the other module.
 fn also_for(target: Target) -> &'static [&'static str] {
     match target {
         Target::Sm90a => &[],
-        Target::Sm80 => &["sm_90", "sm_100"],
+        Target::Sm80 => &["sm_100"],
     }
 }
 

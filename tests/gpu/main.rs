@@ -70,15 +70,22 @@ fn main() {
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
     }
-    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(aead::TESTS).chain(keystream::TESTS) {
+    let has_rings = device.as_ref().is_ok_and(|device| support::has_kernel(device, "ring_sealed_128"));
+    if device.is_ok() && !has_rings && !arguments.list {
+        println!("skipped: the kernels for this GPU have no sealed ring: its tests count as ignored");
+    }
+    for (name, test) in gcm::TESTS.iter().chain(copy::TESTS).chain(aead::TESTS) {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_gcm));
+    }
+    for (name, test) in keystream::TESTS {
+        trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_rings));
     }
     for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
         let run = move || timed(name, || test(&Device::open(0)?));
-        trials.push(Trial::test(*name, run).with_ignored_flag(!has_gcm));
+        trials.push(Trial::test(*name, run).with_ignored_flag(!has_rings));
     }
-    let several = has_gcm && Device::count().is_ok_and(|count| count >= 2);
-    if has_gcm && !several && !arguments.list {
+    let several = has_rings && Device::count().is_ok_and(|count| count >= 2);
+    if has_rings && !several && !arguments.list {
         println!("skipped: one GPU: the tests across GPUs count as ignored");
     }
     for (name, test) in ring::ACROSS_GPUS_TESTS.iter().chain(seed::ACROSS_GPUS_TESTS) {

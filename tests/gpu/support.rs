@@ -63,6 +63,12 @@ pub(crate) fn stride() -> usize {
     if is_small() { 37 } else { 1 }
 }
 
+/// Whether the kernels under test have one of this name.
+pub(crate) fn has_kernel(device: &Device, name: &str) -> bool {
+    let module = image(device).and_then(|image| Ok(Module::load(device, &image)?));
+    module.is_ok_and(|module| module.kernel(name, 0).is_ok())
+}
+
 /// Fresh random bytes, so that no run tests what the last one did.
 pub(crate) fn random_bytes(bytes: usize) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut vector = vec![0; bytes];

@@ -14,7 +14,6 @@
 pub mod emulated;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
-#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod tensor;
 
 #[cfg(not(target_arch = "nvptx64"))]

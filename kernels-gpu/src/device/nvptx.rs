@@ -484,6 +484,14 @@ pub mod bits {
         value
     }
 
+    /// As [`opaque`], of 64 bits.
+    #[inline(always)]
+    pub fn opaque_64(mut value: u64) -> u64 {
+        // SAFETY: as opaque.
+        unsafe { asm!("// {}", inout(reg64) value, options(nostack)) };
+        value
+    }
+
     /// Four bytes chosen from `low` (0 to 3) and `high` (4 to 7): nibble i of `SELECTOR` names byte i of the result.
     #[inline(always)]
     pub fn permute_bytes<const SELECTOR: u32>(low: u32, high: u32) -> u32 {
@@ -547,8 +555,7 @@ pub mod fence {
     }
 
     /// Orders ordinary stores to shared memory before reads by the asynchronous proxy (wgmma, bulk copies): after the
-    /// stores, before the barrier.
-    #[cfg(ringseal_sm_90a)]
+    /// stores, before the barrier. Compute capability 9.0 and newer.
     #[inline(always)]
     pub fn proxy_async_shared() {
         // SAFETY: a fence.

@@ -7,15 +7,22 @@
 //! * A, four words a thread: row 16 w + g bits 32 t to 32 t + 31, row 16 w + g + 8 the same bits, then both rows' bits
 //!   128 + 32 t to 128 + 32 t + 31.
 //! * Accumulators, 64 a thread: number i is row 16 w + g + 8 ((i / 2) mod 2), column 8 (i / 4) + 2 t + i mod 2.
-//! * B in shared memory: see [`matrix_word_place`](crate::gf128::matrix_word_place).
+//! * Of `mma.sync`, B: column g, bits 32 t to 32 t + 31, then bits 128 + 32 t to 128 + 32 t + 31; accumulators: row g, columns
+//!   2 t and 2 t + 1, then row g + 8. That is what the 8 columns from 8 j on are of a warpgroup's product: A is the same, and
+//!   number i of the accumulators is number 4 j + i there.
+//! * B of `wgmma`, in shared memory: see [`matrix_word_place`](crate::gf128::matrix_word_place).
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod emulated;
+#[cfg(target_arch = "nvptx64")]
+mod mma;
 #[cfg(target_arch = "nvptx64")]
 mod wgmma;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use emulated::*;
+#[cfg(target_arch = "nvptx64")]
+pub use mma::*;
 #[cfg(target_arch = "nvptx64")]
 pub use wgmma::*;
 
@@ -23,6 +30,9 @@ use super::Quad;
 
 /// One thread's share of a warpgroup's 64 x 128 counts.
 pub struct Counts([u32; 64]);
+
+/// One thread's share of a warp's 16 x 8 counts.
+pub type Fragment = [u32; 4];
 
 /// What counts must stay below to be packed: eight products of 256 bits are too many.
 pub const COUNT_END: u32 = 2048;

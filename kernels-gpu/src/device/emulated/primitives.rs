@@ -348,6 +348,12 @@ pub mod bits {
         value
     }
 
+    /// As [`opaque`], of 64 bits.
+    #[inline(always)]
+    pub fn opaque_64(value: u64) -> u64 {
+        value
+    }
+
     /// Four bytes chosen from `low` (0 to 3) and `high` (4 to 7): nibble i of `SELECTOR` names byte i of the result.
     #[inline(always)]
     pub fn permute_bytes<const SELECTOR: u32>(low: u32, high: u32) -> u32 {

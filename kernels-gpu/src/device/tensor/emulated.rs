@@ -1,6 +1,6 @@
-//! The warpgroup products on the CPU, from the real fragments and the real layout in shared memory.
+//! The products on the CPU, from the real fragments and the real layout in shared memory.
 
-use super::{COUNT_END, Counts, Quad};
+use super::{COUNT_END, Counts, Fragment, Quad};
 use crate::device::emulated::{Order, Scope, collective, load_async};
 use crate::gf128::{MATRIX_WORDS, count_bit, matrix_word_place};
 
@@ -58,6 +58,49 @@ pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b:
 #[track_caller]
 pub fn wait<const N: usize>(_: &mut Counts, _: &[Quad; N]) {
     collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
+}
+
+/// See the GPU's.
+///
+/// # Safety
+/// None here; convergence is checked.
+#[track_caller]
+pub unsafe fn multiply_warp(counts: Fragment, a: &Quad, b: [u32; 2]) -> Fragment {
+    let (new, ..) = collective(
+        Scope::Warp,
+        Order::Nothing,
+        (counts, *a, b),
+        |lanes: &mut [(Fragment, Quad, [u32; 2])]| {
+            // Bits 32 i to 32 i + 31 of a column are in lane i mod 4 of those that the column is the group of.
+            let columns: [[u32; 8]; 8] =
+                std::array::from_fn(|n| std::array::from_fn(|i| lanes[4 * n + i % 4].2[i / 4]));
+            for g in 0..8 {
+                for half in 0..2 {
+                    let row: [u32; 8] = std::array::from_fn(|i| lanes[4 * g + i % 4].1[half + 2 * (i / 4)]);
+                    for (n, column) in columns.iter().enumerate() {
+                        let count: u32 = row.iter().zip(column).map(|(a, b)| (a & b).count_ones()).sum();
+                        let place = &mut lanes[4 * g + n / 2].0[2 * half + n % 2];
+                        *place = place.wrapping_add(count);
+                    }
+                }
+            }
+        },
+    );
+    new
+}
+
+/// See the GPU's.
+pub fn pack_three(word: u32, counts: [u32; 3], first: u32) -> u32 {
+    (first..).zip(counts).fold(word, |word, (i, count)| {
+        assert!(count < COUNT_END, "a count of {count}");
+        word | (count & 1) << count_bit(i)
+    })
+}
+
+/// See the GPU's.
+pub fn pack_last([a, b]: [u32; 2]) -> u32 {
+    assert!(a < COUNT_END && b < COUNT_END, "counts of {a} and {b}");
+    (a & 1) << count_bit(30) | (b & 1) << count_bit(31)
 }
 
 /// See the GPU's.

@@ -115,16 +115,32 @@ fn multiply_add(a: u32, b: u32, factor: u32) -> u32 {
     sum
 }
 
+const SECOND: u32 = 1 << 11;
+const THIRD: u32 = 1 << 22;
+
+/// Adds the low bits of three counts of a row, all below [`COUNT_END`](super::COUNT_END), to its word: those of the numbers
+/// `first` (a multiple of 3, below 30; a constant) to `first` + 2, in the order of [`count_bit`](crate::gf128::count_bit).
+#[inline(always)]
+pub fn pack_three(word: u32, [a, b, c]: [u32; 3], first: u32) -> u32 {
+    let two = multiply_add(a, b, SECOND);
+    let three = multiply_add(two, c, THIRD) & (1 | SECOND | THIRD);
+    multiply_add(word, three, 1 << (first / 3))
+}
+
+/// The word of a row with the low bits of its counts 30 and 31: see [`pack_three`].
+#[inline(always)]
+pub fn pack_last([a, b]: [u32; 2]) -> u32 {
+    (multiply_add(a, b, SECOND) & (1 | SECOND)) << 10
+}
+
 /// The low bits of the counts, all below [`COUNT_END`](super::COUNT_END): of row g in the first word, of row g + 8 in the
 /// second, in the order of [`count_bit`](crate::gf128::count_bit). With columns in the order of
 /// [`column_bit`](crate::gf128::column_bit) that is raw word t of each row's product, which is an A operand again.
 #[inline(always)]
 pub fn pack(counts: &Counts) -> [u32; 2] {
-    const SECOND: u32 = 1 << 11;
-    const THIRD: u32 = 1 << 22;
     let d = &counts.0;
-    let mut low = (multiply_add(d[60], d[61], SECOND) & (1 | SECOND)) << 10;
-    let mut high = (multiply_add(d[62], d[63], SECOND) & (1 | SECOND)) << 10;
+    let mut low = pack_last([d[60], d[61]]);
+    let mut high = pack_last([d[62], d[63]]);
     // Written out: a loop would index the counts at run time, from local memory.
     macro_rules! threes {
         ($($k:literal)*) => {
@@ -138,9 +154,7 @@ pub fn pack(counts: &Counts) -> [u32; 2] {
     #[inline(always)]
     fn three<const I: usize, const ROW: usize>(word: u32, d: &[u32; 64]) -> u32 {
         let at = |i: usize| 4 * (i / 2) + ROW + i % 2;
-        let two = multiply_add(d[at(I)], d[at(I + 1)], SECOND);
-        let three = multiply_add(two, d[at(I + 2)], THIRD) & (1 | SECOND | THIRD);
-        multiply_add(word, three, 1 << (I / 3))
+        pack_three(word, [d[at(I)], d[at(I + 1)], d[at(I + 2)]], I as u32)
     }
     threes!(0 1 2 3 4 5 6 7 8 9);
     [low, high]
