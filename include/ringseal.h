@@ -634,6 +634,42 @@ ringseal_status ringseal_gpu_all_reduce(const struct ringseal_gpu_communicator *
                                         void *stream);
 
 /**
+ * As ringseal_gpu_all_reduce(), but `output` gets this rank's chunk alone: ringseal_chunk() says which elements. In place,
+ * `output` is the chunk's address in `input`, whose other elements stay.
+ */
+ringseal_status ringseal_gpu_reduce_scatter(const struct ringseal_gpu_communicator *communicator,
+                                            const void *input,
+                                            void *output,
+                                            size_t count,
+                                            uint32_t dtype,
+                                            uint32_t op,
+                                            void *stream);
+
+/**
+ * Queues the gathering of a vector of `count` elements in every rank's `output`; each rank gives its chunk of it at `input`:
+ * ringseal_chunk() says which elements. In place, `input` is the chunk's address in `output`. Otherwise as
+ * ringseal_gpu_all_reduce().
+ */
+ringseal_status ringseal_gpu_all_gather(const struct ringseal_gpu_communicator *communicator,
+                                        const void *input,
+                                        void *output,
+                                        size_t count,
+                                        uint32_t dtype,
+                                        void *stream);
+
+/**
+ * Queues the copying of `count` elements at rank `root`'s `input` to every rank's `output`. The other ranks' `input` is not
+ * looked at and may be NULL. Otherwise as ringseal_gpu_all_reduce().
+ */
+ringseal_status ringseal_gpu_broadcast(const struct ringseal_gpu_communicator *communicator,
+                                       const void *input,
+                                       void *output,
+                                       size_t count,
+                                       uint32_t dtype,
+                                       size_t root,
+                                       void *stream);
+
+/**
  * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
  * outputs are wiped, and the communicator carries no data until it is rekeyed.
  */
@@ -1084,6 +1120,42 @@ ringseal_status ringseal_gpu_all_reduce(const struct ringseal_gpu_communicator *
                                         uint32_t dtype,
                                         uint32_t op,
                                         void *stream);
+
+/**
+ * As ringseal_gpu_all_reduce(), but `output` gets this rank's chunk alone: ringseal_chunk() says which elements. In place,
+ * `output` is the chunk's address in `input`, whose other elements stay.
+ */
+ringseal_status ringseal_gpu_reduce_scatter(const struct ringseal_gpu_communicator *communicator,
+                                            const void *input,
+                                            void *output,
+                                            size_t count,
+                                            uint32_t dtype,
+                                            uint32_t op,
+                                            void *stream);
+
+/**
+ * Queues the gathering of a vector of `count` elements in every rank's `output`; each rank gives its chunk of it at `input`:
+ * ringseal_chunk() says which elements. In place, `input` is the chunk's address in `output`. Otherwise as
+ * ringseal_gpu_all_reduce().
+ */
+ringseal_status ringseal_gpu_all_gather(const struct ringseal_gpu_communicator *communicator,
+                                        const void *input,
+                                        void *output,
+                                        size_t count,
+                                        uint32_t dtype,
+                                        void *stream);
+
+/**
+ * Queues the copying of `count` elements at rank `root`'s `input` to every rank's `output`. The other ranks' `input` is not
+ * looked at and may be NULL. Otherwise as ringseal_gpu_all_reduce().
+ */
+ringseal_status ringseal_gpu_broadcast(const struct ringseal_gpu_communicator *communicator,
+                                       const void *input,
+                                       void *output,
+                                       size_t count,
+                                       uint32_t dtype,
+                                       size_t root,
+                                       void *stream);
 
 /**
  * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the

@@ -1,8 +1,10 @@
-//! All-reduce on device memory, sealed by the GPU itself.
+//! Collectives on device memory, sealed by the GPUs themselves.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::{Mutex, TryLockError};
 
+use ringseal::collective::{Partition, Request};
 use ringseal::cuda::{Device, GpuCommunicator as Rank, GpuOptions, RankBuffers, Stream};
 
 use crate::argument;
@@ -119,6 +121,73 @@ unsafe fn with(
     })
 }
 
+/// What a call gives and gets, of whole vectors of `count` elements.
+struct Vectors {
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+}
+
+/// Refuses addresses that can't be right, before anything is queued. `given` and `wanted` are the elements of the vector that
+/// lie at input and output.
+fn check(vectors: &Vectors, given: Range<usize>, wanted: Range<usize>, size: usize) -> Result<(), Failure> {
+    let parts = [(vectors.input.addr(), given, "input"), (vectors.output.addr(), wanted, "output")];
+    for (address, elements, name) in &parts {
+        if *address == 0 && !elements.is_empty() {
+            return Err(Failure::argument(format!("{name} is null, but has elements")));
+        }
+        if !address.is_multiple_of(size) {
+            return Err(Failure::argument(format!("{name} is not aligned to an element")));
+        }
+    }
+    let [(input, given, _), (output, wanted, _)] = parts;
+    // In place, all elements that both have lie at the same address.
+    let in_place = input.wrapping_sub(given.start * size) == output.wrapping_sub(wanted.start * size);
+    let apart = input.saturating_add(given.len() * size) <= output
+        || output.saturating_add(wanted.len() * size) <= input
+        || given.is_empty()
+        || wanted.is_empty();
+    match in_place || apart {
+        true => Ok(()),
+        false => Err(Failure::argument(
+            "input and output overlap: each part must lie where the other's vector has it, or apart from it",
+        )),
+    }
+}
+
+/// # Safety
+/// The communicator is null or a handle; the rest is as the collectives say.
+unsafe fn queue(
+    communicator: *const GpuCommunicator,
+    vectors: Vectors,
+    request: impl FnOnce() -> Result<Request, Failure>,
+    stream: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        with(communicator, |rank, device| {
+            let (dtype, request) = (argument::dtype(vectors.dtype)?, request()?);
+            argument::length(vectors.count, dtype)?;
+            let (whole, own) =
+                (0..vectors.count, Partition::new(vectors.count, rank.ranks()).range(rank.rank()));
+            let (given, wanted) = match request {
+                Request::AllReduce(_) => (whole.clone(), whole),
+                Request::ReduceScatter(_) => (whole, own),
+                Request::AllGather => (own, whole),
+                Request::Broadcast { root } if root == rank.rank() => (whole.clone(), whole),
+                // Its input is not looked at.
+                Request::Broadcast { .. } => (0..0, whole),
+            };
+            check(&vectors, given, wanted, dtype.size())?;
+            let buffers =
+                RankBuffers { input: vectors.input.addr() as u64, output: vectors.output.addr() as u64 };
+            let stream = Stream::borrowed(device, stream.cast());
+            Ok(rank.run(request, buffers, vectors.count, dtype, &stream)?)
+        })
+    }
+}
+
 /// Queues an all-reduce of `count` elements in device memory on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL
 /// is the default stream), and doesn't wait. `input` and `output` may be the same address or apart. When the stream has
 /// passed it, ringseal_gpu_outcome() says whether it went well; until that has said so, don't use `output`.
@@ -135,25 +204,69 @@ pub unsafe extern "C" fn ringseal_gpu_all_reduce(
     op: u32,
     stream: *mut c_void,
 ) -> Status {
+    let vectors = Vectors { input, output, count, dtype };
     // SAFETY: the caller's contract.
-    unsafe {
-        with(communicator, |rank, device| {
-            let (dtype, op) = (argument::dtype(dtype)?, argument::op(op)?);
-            let bytes = argument::length(count, dtype)?;
-            let buffers = RankBuffers { input: input.addr() as u64, output: output.addr() as u64 };
-            if bytes > 0 && (buffers.input == 0 || buffers.output == 0) {
-                return Err(Failure::argument("input or output is null, but has elements"));
-            }
-            if !buffers.input.is_multiple_of(dtype.size() as u64)
-                || !buffers.output.is_multiple_of(dtype.size() as u64)
-            {
-                return Err(Failure::argument("input or output is not aligned to an element"));
-            }
-            ringseal::aead::check_overlap(buffers.input, buffers.output, bytes as u64)?;
-            let stream = Stream::borrowed(device, stream.cast());
-            Ok(rank.all_reduce(buffers, count, dtype, op, &stream)?)
-        })
-    }
+    unsafe { queue(communicator, vectors, || Ok(Request::AllReduce(argument::op(op)?)), stream) }
+}
+
+/// As ringseal_gpu_all_reduce(), but `output` gets this rank's chunk alone: ringseal_chunk() says which elements. In place,
+/// `output` is the chunk's address in `input`, whose other elements stay.
+///
+/// # Safety
+/// As ringseal_gpu_all_reduce(); `output` holds a chunk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_reduce_scatter(
+    communicator: *const GpuCommunicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    op: u32,
+    stream: *mut c_void,
+) -> Status {
+    let vectors = Vectors { input, output, count, dtype };
+    // SAFETY: the caller's contract.
+    unsafe { queue(communicator, vectors, || Ok(Request::ReduceScatter(argument::op(op)?)), stream) }
+}
+
+/// Queues the gathering of a vector of `count` elements in every rank's `output`; each rank gives its chunk of it at `input`:
+/// ringseal_chunk() says which elements. In place, `input` is the chunk's address in `output`. Otherwise as
+/// ringseal_gpu_all_reduce().
+///
+/// # Safety
+/// As ringseal_gpu_all_reduce(); `input` holds a chunk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_all_gather(
+    communicator: *const GpuCommunicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> Status {
+    let vectors = Vectors { input, output, count, dtype };
+    // SAFETY: the caller's contract.
+    unsafe { queue(communicator, vectors, || Ok(Request::AllGather), stream) }
+}
+
+/// Queues the copying of `count` elements at rank `root`'s `input` to every rank's `output`. The other ranks' `input` is not
+/// looked at and may be NULL. Otherwise as ringseal_gpu_all_reduce().
+///
+/// # Safety
+/// As ringseal_gpu_all_reduce().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_broadcast(
+    communicator: *const GpuCommunicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    root: usize,
+    stream: *mut c_void,
+) -> Status {
+    let vectors = Vectors { input, output, count, dtype };
+    // SAFETY: the caller's contract.
+    unsafe { queue(communicator, vectors, || Ok(Request::Broadcast { root }), stream) }
 }
 
 /// Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
@@ -192,5 +305,43 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_poisoned(
             argument::place("poisoned", poisoned)?.write(rank.is_poisoned());
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a call with these addresses, in bytes, would be queued.
+    fn passes(input: usize, given: Range<usize>, output: usize, wanted: Range<usize>) -> bool {
+        let (input, output) = (std::ptr::without_provenance(input), std::ptr::without_provenance_mut(output));
+        check(&Vectors { input, output, count: 10, dtype: 0 }, given, wanted, 4).is_ok()
+    }
+
+    #[test]
+    fn parts_lie_in_place_or_apart() {
+        // An all-reduce.
+        assert!(
+            passes(400, 0..10, 400, 0..10)
+                && passes(400, 0..10, 440, 0..10)
+                && passes(440, 0..10, 400, 0..10)
+        );
+        assert!(
+            !passes(400, 0..10, 404, 0..10)
+                && !passes(400, 0..10, 436, 0..10)
+                && !passes(436, 0..10, 400, 0..10)
+        );
+        // A reduce-scatter of the second of two ranks, and an all-gather.
+        assert!(
+            passes(400, 0..10, 420, 5..10)
+                && passes(400, 0..10, 440, 5..10)
+                && passes(400, 0..10, 380, 5..10)
+        );
+        assert!(!passes(400, 0..10, 400, 5..10) && !passes(400, 0..10, 424, 5..10));
+        assert!(passes(420, 5..10, 400, 0..10) && !passes(400, 5..10, 400, 0..10));
+        // Nothing, nowhere, and not quite.
+        assert!(passes(0, 0..0, 400, 0..10) && passes(0, 0..0, 0, 0..0) && passes(404, 0..0, 400, 0..10));
+        assert!(!passes(0, 0..10, 400, 0..10) && !passes(400, 0..10, 0, 0..10));
+        assert!(!passes(402, 0..10, 480, 0..10) && !passes(400, 0..10, 482, 0..10));
     }
 }

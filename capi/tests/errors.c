@@ -127,7 +127,7 @@ static void creation(void) {
     options.protection = RINGSEAL_PROTECTION_AES128_GCM;
     options.schedule = 6;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
-    options.schedule = RINGSEAL_SCHEDULE_RING;
+    options.schedule = RINGSEAL_SCHEDULE_EXCHANGE;
     options.record_bytes = 17;
     FAILS(INVALID_ARGUMENT, ringseal_communicator_create_group(secret, 2, &options, two));
     options.record_bytes = 4096;
@@ -182,6 +182,9 @@ static void creation(void) {
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 1, 1, 0, 1024, NULL, only_me, NULL, &gpu));
     FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 1, 9999, 1024, NULL, only_me, NULL, &gpu));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_all_reduce(NULL, vector, vector, 4, 0, 0, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_reduce_scatter(NULL, vector, vector, 4, 0, 0, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_all_gather(NULL, vector, vector, 4, 0, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_broadcast(NULL, vector, vector, 4, 0, 0, NULL));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_outcome(NULL));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_close(NULL));
     ringseal_gpu_communicator_destroy(NULL);

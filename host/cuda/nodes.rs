@@ -11,11 +11,11 @@ use crate::{Dtype, Error, ReduceOp, Result};
 
 /// One rank of a group whose ranks are in nodes, with a GPU or a share of one each, for all-reduces on device memory.
 ///
-/// The path of the bytes: the GPUs of a node add up their vectors, sealed by their own kernels, over the links of
-/// [`GpuCommunicator`]. Each rank copies its chunk of that sum to host memory, where it is added to the same chunk of the other
-/// nodes, sealed and opened by the backend of the rail's options, over the rail's links: [`Communicator::over_nccl`], for
-/// one. Then it is copied back, and the node's GPUs give each other their chunks, by an all-reduce of unsigned integers in which
-/// each rank has zeros but for its chunk. Nothing leaves a rank that is not sealed.
+/// The path of the bytes: the GPUs of a node add up their vectors by a reduce-scatter, sealed by their own kernels, over the
+/// links of [`GpuCommunicator`]. Each rank copies its chunk of that sum to host memory, where it is added to the same chunk of
+/// the other nodes, sealed and opened by the backend of the rail's options, over the rail's links:
+/// [`Communicator::over_nccl`], for one. Then it is copied back, and the node's GPUs gather all chunks. Nothing leaves a
+/// rank that is not sealed.
 ///
 /// # Failure
 ///
@@ -164,13 +164,13 @@ impl GpuNodes {
     ) -> Result<()> {
         let (rank, ranks, size) = (self.inside.rank(), self.inside.ranks(), dtype.size());
         let partial = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
-        // SAFETY: the caller's promise.
-        unsafe { self.inside.all_reduce(buffers, count, dtype, partial, stream)? };
-        stream.synchronize()?;
-        self.inside.outcome()?;
-
         let own = Partition::new(count, ranks).range(rank);
         let (at, bytes) = (buffers.output + (own.start * size) as u64, own.len() * size);
+        let scattered = RankBuffers { input: buffers.input, output: at };
+        // SAFETY: the caller's promise; the chunk lies in the output, where the input has it if that is the same.
+        unsafe { self.inside.reduce_scatter(scattered, count, dtype, partial, stream)? };
+        stream.synchronize()?;
+        self.inside.outcome()?;
         // SAFETY: the chunk lies in the output; the buffer is left alone until the wait.
         unsafe { stream.copy(self.chunk.pointer(), at, bytes)? };
         stream.synchronize()?;
@@ -181,18 +181,12 @@ impl GpuNodes {
             divide(dtype, chunk, self.between.ranks() * ranks);
         }
 
-        let whole = count * size;
-        // SAFETY: as above; zeros go before the chunk, in the order of the stream.
+        let gathered = RankBuffers { input: at, output: buffers.output };
+        // SAFETY: as above; the output, in place.
         unsafe {
-            stream.fill(buffers.output, 0, whole)?;
             stream.copy(at, self.chunk.pointer(), bytes)?;
+            self.inside.all_gather(gathered, count, dtype, stream)?;
         }
-        // Adding zeros to unsigned integers leaves their bits as they are.
-        let in_words = whole.is_multiple_of(4) && buffers.output.is_multiple_of(4);
-        let (units, unit) = if in_words { (whole / 4, Dtype::U32) } else { (whole, Dtype::U8) };
-        let gathered = RankBuffers { input: buffers.output, output: buffers.output };
-        // SAFETY: the output, in place.
-        unsafe { self.inside.all_reduce(gathered, units, unit, ReduceOp::Sum, stream)? };
         stream.synchronize()?;
         self.inside.outcome()?;
         // Nobody is done before all nodes are: an all-reduce of nothing, whose end is authenticated.

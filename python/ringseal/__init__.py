@@ -4,7 +4,7 @@
 * :class:`GpuAead`: the same on device memory, in the order of a CUDA stream.
 * :class:`Communicator`: all-reduce, reduce-scatter, all-gather and broadcast of NumPy arrays over ranks that are threads
   (:meth:`Communicator.group`) or processes (:meth:`Communicator.join`).
-* :class:`GpuCommunicator`: all-reduce on device memory, over ranks that are processes.
+* :class:`GpuCommunicator`: the same collectives on device memory, over ranks that are processes.
 * :mod:`ringseal.ddp`: gradient hooks for PyTorch's DistributedDataParallel.
 
 >>> import ringseal

@@ -237,8 +237,12 @@ class Communicator:
 
 
 class GpuCommunicator:
-    """One rank of a group of processes on one machine, each with a GPU or a share of one: all-reduce on device memory,
+    """One rank of a group of processes on one machine, each with a GPU or a share of one: collectives on device memory,
     sealed by the GPU itself. As :class:`Communicator` otherwise.
+
+    The collectives' addresses are device addresses, such as ``tensor.data_ptr()``. They queue on the CUDA stream ``stream``
+    and don't wait: wait for the stream and ask :meth:`outcome` before a result is used. ``count`` is that of the whole
+    vector. In place, a chunk lies where the whole vector has it; otherwise source and target lie apart.
     """
 
     def __init__(
@@ -261,6 +265,7 @@ class GpuCommunicator:
         options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1")
         if not 0 <= rank < ranks < 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")
+        self._rank, self._ranks = rank, ranks
         self._callback, self._handle = _Callback(gather, ranks), ctypes.c_void_p()
         with self._callback:
             call(
@@ -294,10 +299,30 @@ class GpuCommunicator:
             call("ringseal_gpu_communicator_rekey", self._handle)
 
     def all_reduce_at(self, source: int, target: int, count: int, dtype: str, op: str, stream: int) -> None:
-        """Queues an all-reduce of ``count`` elements at device addresses on the CUDA stream ``stream``. Wait for the stream
-        and ask :meth:`outcome` before the result is used."""
+        """Queues an all-reduce of ``count`` elements."""
         codes = code("element type", _DTYPES, dtype), code("reduction", _OPS, op)
         call("ringseal_gpu_all_reduce", self._handle, source, target, count, *codes, stream)
+
+    def reduce_scatter_at(self, source: int, target: int, count: int, dtype: str, op: str, stream: int) -> None:
+        """Queues a reduce-scatter; ``target`` gets this rank's :meth:`chunk`."""
+        codes = code("element type", _DTYPES, dtype), code("reduction", _OPS, op)
+        call("ringseal_gpu_reduce_scatter", self._handle, source, target, count, *codes, stream)
+
+    def all_gather_at(self, source: int, target: int, count: int, dtype: str, stream: int) -> None:
+        """Queues an all-gather; ``source`` has this rank's :meth:`chunk`."""
+        dtype_code = code("element type", _DTYPES, dtype)
+        call("ringseal_gpu_all_gather", self._handle, source, target, count, dtype_code, stream)
+
+    def broadcast_at(self, source: int, target: int, count: int, dtype: str, root: int, stream: int) -> None:
+        """Queues the copying of rank ``root``'s vector to all; the other ranks' ``source`` is not looked at and may be 0."""
+        dtype_code = code("element type", _DTYPES, dtype)
+        call("ringseal_gpu_broadcast", self._handle, source, target, count, dtype_code, root, stream)
+
+    def chunk(self, count: int) -> slice:
+        """Which elements of a vector of ``count`` are this rank's in a reduce-scatter and an all-gather."""
+        begin, end = ctypes.c_size_t(), ctypes.c_size_t()
+        call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
+        return slice(begin.value, end.value)
 
     def outcome(self) -> None:
         """Raises what went wrong in the collectives that the stream has passed."""

@@ -1,5 +1,8 @@
 """What works on device memory. The tests of it need a GPU, and PyTorch for its memory."""
 
+import multiprocessing
+import traceback
+
 import pytest
 
 import ringseal
@@ -108,3 +111,86 @@ def test_what_is_refused_on_a_gpu(torch):
         with pytest.raises(ValueError, match="captured"):
             gpu.seal_at(bytes(12), at, at, 64, at + 128, stream.cuda_stream)
         memory.add_(1)
+
+
+def rank_main(rank, ranks, door, outcomes):
+    import torch
+
+    try:
+        def gather(message, timeout):
+            door.send(message)
+            assert door.poll(timeout), "the others did not come"
+            return door.recv()
+
+        with torch.cuda.device(0):
+            group = ringseal.GpuCommunicator(KEY, rank, ranks, gather, device=0, max_bytes=1 << 20)
+            collectives(torch, group, rank, ranks)
+        outcomes.put("fine")
+    except BaseException:
+        outcomes.put(traceback.format_exc())
+
+
+def collectives(torch, group, rank, ranks):
+    stream = torch.cuda.Stream()
+
+    def done():
+        stream.synchronize()
+        group.outcome()
+
+    for count in (1, 1001, 200_000):
+        own = group.chunk(count)
+        whole = torch.arange(count, dtype=torch.int32, device="cuda") * (rank + 1)
+        total = torch.arange(count, dtype=torch.int32, device="cuda") * (ranks * (ranks + 1) // 2)
+        part = torch.full((own.stop - own.start,), -1, dtype=torch.int32, device="cuda")
+        gathered, given = torch.full_like(whole, -1), torch.full_like(whole, -1)
+        torch.cuda.synchronize()
+        group.reduce_scatter_at(
+            whole.data_ptr(), part.data_ptr(), count, "int32", "sum", stream.cuda_stream
+        )
+        done()
+        assert torch.equal(part, total[own])
+        group.all_gather_at(part.data_ptr(), gathered.data_ptr(), count, "int32", stream.cuda_stream)
+        done()
+        assert torch.equal(gathered, total)
+        source = whole.data_ptr() if rank == ranks - 1 else 0
+        group.broadcast_at(source, given.data_ptr(), count, "int32", ranks - 1, stream.cuda_stream)
+        done()
+        assert torch.equal(given, torch.arange(count, dtype=torch.int32, device="cuda") * ranks)
+        # In place: each rank's chunk where the vector has it.
+        at = whole.data_ptr() + 4 * own.start
+        group.reduce_scatter_at(whole.data_ptr(), at, count, "int32", "sum", stream.cuda_stream)
+        group.all_gather_at(at, whole.data_ptr(), count, "int32", stream.cuda_stream)
+        done()
+        assert torch.equal(whole, total)
+    with pytest.raises(ValueError, match="overlap"):
+        group.all_reduce_at(whole.data_ptr(), whole.data_ptr() + 4, 1000, "int32", "sum", stream.cuda_stream)
+    with pytest.raises(ValueError, match="root"):
+        group.broadcast_at(whole.data_ptr(), whole.data_ptr(), 1000, "int32", ranks, stream.cuda_stream)
+    group.close()
+
+
+def test_every_collective_of_processes_on_one_gpu(torch):
+    ranks, context = 2, multiprocessing.get_context("spawn")
+    pipes, outcomes = [context.Pipe() for _ in range(ranks)], context.Queue()
+    processes = [
+        context.Process(target=rank_main, args=(rank, ranks, there, outcomes))
+        for rank, (_, there) in enumerate(pipes)
+    ]
+    for process, (_, there) in zip(processes, pipes):
+        process.start()
+        there.close()
+    here = [mine for mine, _ in pipes]
+    try:
+        # What the ranks gather, until they are done and hang up.
+        while True:
+            try:
+                messages = [end.recv() for end in here if end.poll(120)]
+            except EOFError:
+                break
+            for end in here:
+                end.send(messages)
+        assert [outcomes.get(timeout=60) for _ in processes] == ["fine"] * ranks
+    finally:
+        for process in processes:
+            process.join(5)
+            process.terminate()
