@@ -710,7 +710,7 @@ mod tests {
                 let room = most_exchanged_records(&GpuOptions::default(), longest, blocks);
                 for bytes in (1..=longest).step_by(10_007).chain([longest]) {
                     let record = exchanged_record_bytes(bytes, blocks);
-                    assert!(record <= LONGEST_EXCHANGED as usize && record % 16 == 0);
+                    assert!(record <= LONGEST_EXCHANGED as usize && record.is_multiple_of(16));
                     let records = records_of(bytes, record);
                     assert!(records <= room, "{bytes} bytes, {blocks} blocks: {records} records");
                 }

@@ -82,7 +82,8 @@ impl Plan {
     /// A power of two up to 16 that divides all chunks' offsets.
     pub(super) fn unit(&self) -> usize {
         let chunks = chunks(self.collective, self.algorithm, self.ranks);
-        let quads = self.grain == QUAD || (0..chunks).all(|index| self.chunk(index).start % QUAD == 0);
+        let quads =
+            self.grain == QUAD || (0..chunks).all(|index| self.chunk(index).start.is_multiple_of(QUAD));
         if quads { QUAD } else { self.grain }
     }
 
