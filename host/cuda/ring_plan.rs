@@ -176,7 +176,8 @@ mod tests {
                         let unit = plan.unit() as u64;
                         let whole = Plan { grain: QUAD, ..plan };
                         for rank in 0..ranks {
-                            for step in plan.steps(rank) {
+                            // Empty chunks are skipped.
+                            for step in plan.steps(rank).iter().filter(|step| step.bytes > 0) {
                                 assert_eq!(step.offset % unit, 0, "{plan:?}");
                                 assert!(step.bytes as usize <= plan.longest_chunk(), "{plan:?}");
                             }
