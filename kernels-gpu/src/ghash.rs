@@ -131,7 +131,7 @@ fn multiplier(h: Element, matrix: u32, word: u32) -> Element {
     let scale = h.power(exponent as u64);
     let is_data = matrix <= SECOND
         || matrix == BEFORE
-        || (matrix >= EARLIER && matrix < GROUP_STATE)
+        || (EARLIER..GROUP_STATE).contains(&matrix)
         || matrix == GROUP_BEFORE;
     if is_data { data_multiplier(h, scale, word) } else { state_multiplier(scale, word) }
 }
