@@ -41,6 +41,33 @@ pub const fn text(target: Target) -> &'static str {
     }
 }
 
+/// The module of a target with one of its kernels only, which takes the driver a fraction of the time to compile; `None` when
+/// the target has no such kernel.
+pub fn kernel(target: Target, name: &str) -> Option<String> {
+    const ENTRY: &str = ".visible .entry ";
+    let (mut module, mut found) = (String::new(), false);
+    // Whether the line is of an entry, and how many braces are open in it. No brace stands in a comment or a string.
+    let (mut entry, mut depth) = (None, 0);
+    for line in text(target).split_inclusive('\n') {
+        if let Some(head) = line.strip_prefix(ENTRY) {
+            entry = Some(head.split('(').next()? == name);
+            found |= entry == Some(true);
+        }
+        if entry != Some(false) {
+            module.push_str(line);
+        }
+        if entry.is_some() {
+            let (opened, closed) = (line.matches('{').count(), line.matches('}').count());
+            depth += opened;
+            depth -= closed;
+            if closed > 0 && depth == 0 {
+                entry = None;
+            }
+        }
+    }
+    found.then_some(module)
+}
+
 /// The target whose module a device of compute capability `major.minor` loads; `None` below 8.0, which is not supported.
 pub const fn for_compute_capability(major: u32, minor: u32) -> Option<Target> {
     Target::for_compute_capability(major, minor)
@@ -65,6 +92,30 @@ mod tests {
                 assert!(manifest().structure(&kernel.parameter).is_some(), "{target} {}", kernel.name);
             }
             assert_eq!(text(target).matches("\n.visible .entry ").count(), module.kernels.len());
+        }
+    }
+
+    #[test]
+    fn a_kernel_alone_is_what_it_is_in_its_module() {
+        const ENTRY: &str = "\n.visible .entry ";
+        for target in Target::ALL {
+            let kernels = &manifest().module(target).unwrap().kernels;
+            let alone: Vec<_> = kernels.iter().map(|k| super::kernel(target, &k.name).unwrap()).collect();
+            // The frame is what is left of a module without its kernels.
+            let whole: usize = text(target).lines().count();
+            let sum: usize = alone.iter().map(|text| text.lines().count()).sum();
+            let frame = (sum - whole) / (kernels.len() - 1);
+            assert_eq!(sum, whole + frame * (kernels.len() - 1), "{target}: a line is lost or doubled");
+            assert!(frame < 200, "{target}: {frame} lines belong to no kernel");
+            for (kernel, alone) in kernels.iter().zip(&alone) {
+                assert_eq!(alone.matches(ENTRY).count(), 1, "{}", kernel.name);
+                let body = &alone[alone.find(&format!("{ENTRY}{}(", kernel.name)).unwrap()..];
+                let end = body.find("\n\tret;\n").unwrap();
+                assert!(text(target).contains(&body[..end]), "{}", kernel.name);
+                assert_eq!(alone.matches('{').count(), alone.matches('}').count(), "{}", kernel.name);
+            }
+            assert_eq!(super::kernel(target, "no_such_kernel"), None);
+            assert_eq!(super::kernel(target, ""), None);
         }
     }
 

@@ -47,7 +47,8 @@ fn describe(ordinal: usize) -> ringseal::Result<String> {
     let (processors, shared) = (device.multiprocessors()?, device.shared_memory_limit()?);
     let module = match ptx::for_compute_capability(capability.major, capability.minor) {
         None => "none: compute capability 8.0 (A100) or newer is needed".into(),
-        Some(target) => match Module::load(&device, ptx::text(target).as_bytes()) {
+        Some(target) => match Module::embedded(&device).and_then(|module| module.kernel("aes128_ctr_xor", 0))
+        {
             Ok(_) => format!("{target} loads"),
             Err(error) => format!("{target} does not load: {}", printable(&error.to_string())),
         },

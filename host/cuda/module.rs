@@ -1,70 +1,65 @@
 //! Compiled kernels: loading and launching.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::{Version, check, describe, driver};
 use super::stream::Stream;
+use crate::ptx::Target;
 use crate::{Error, Result, ptx};
 
-/// A loaded module. Cheap to clone.
+/// Kernels to take from. Cheap to clone.
+///
+/// PTX is compiled by the driver when it is loaded, for which it takes about a second a kernel, until it has it in its cache.
+/// Of the embedded kernels each is loaded by itself, when it is first asked for; everything else is loaded as a whole.
 #[derive(Clone)]
 pub struct Module(Arc<Inner>);
 
 struct Inner {
+    device: Device,
+    source: Source,
+}
+
+enum Source {
+    Whole(Loaded),
+    /// The embedded module for a target: what was asked for, by name.
+    Embedded(Target, Mutex<HashMap<String, Loaded>>),
+}
+
+/// A module of the driver's.
+struct Loaded {
     device: Device,
     handle: sys::CUmodule,
     log: String,
 }
 
 // SAFETY: module handles may be used from any thread; the driver locks inside.
-unsafe impl Send for Inner {}
+unsafe impl Send for Loaded {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for Loaded {}
 
-impl Drop for Inner {
+impl Drop for Loaded {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.bind() {
-            // SAFETY: loaded once, unloaded once; every `Kernel` holds this.
+            // SAFETY: loaded once, unloaded once; every `Kernel` holds the `Module` that holds this.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
         }
     }
 }
 
-impl Module {
-    /// Loads the kernels that are embedded in this library, in the form for the device's architecture.
-    ///
-    /// # Errors
-    /// [`Error::NoDevice`] when the device is too old for them; otherwise as [`Module::load`].
-    pub fn embedded(device: &Device) -> Result<Self> {
-        let capability = device.compute_capability()?;
-        let Some(target) = ptx::for_compute_capability(capability.major, capability.minor) else {
-            return Err(Error::NoDevice(format!(
-                "GPU {} ({}) has compute capability {capability}, but the kernels need 8.0 or newer",
-                device.ordinal(),
-                device.name()?
-            )));
-        };
-        Self::load(device, ptx::text(target).as_bytes())
-    }
-
-    /// Loads PTX (text, which the driver compiles or finds in its cache) or a cubin (for this very architecture).
-    ///
-    /// # Errors
-    /// [`Error::NoDevice`] when the PTX is newer than the driver, naming both versions; [`Error::Cuda`] with the
-    /// compiler's log when it doesn't compile or is for another architecture.
-    pub fn load(device: &Device, image: &[u8]) -> Result<Self> {
-        let version = driver()?;
-        let is_cubin = image.starts_with(b"\x7fELF");
+impl Loaded {
+    /// Compiles or finds in the driver's cache, if it is text.
+    fn new(device: &Device, image: &[u8]) -> Result<Self> {
         // The driver reads PTX up to a zero byte; a cubin knows its own length.
-        let text = if is_cubin {
+        let text = if is_cubin(image) {
             None
         } else {
-            check_ptx_version(image, version)?;
             let text = CString::new(image)
                 .map_err(|_| Error::InvalidArgument("the PTX holds a zero byte: not PTX".into()))?;
             Some(text)
@@ -106,12 +101,55 @@ impl Module {
             let log = if log.is_empty() { String::new() } else { format!(": {log}") };
             return Err(Error::Cuda(format!("loading the kernels: {}{log}", describe(result))));
         }
-        Ok(Self(Arc::new(Inner { device: device.clone(), handle, log: info.text() })))
+        Ok(Self { device: device.clone(), handle, log: info.text() })
+    }
+}
+
+fn is_cubin(image: &[u8]) -> bool {
+    image.starts_with(b"\x7fELF")
+}
+
+impl Module {
+    /// Loads the kernels that are embedded in this library, in the form for the device's architecture.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when the device is too old for them; otherwise as [`Module::load`].
+    pub fn embedded(device: &Device) -> Result<Self> {
+        let capability = device.compute_capability()?;
+        let Some(target) = ptx::for_compute_capability(capability.major, capability.minor) else {
+            return Err(Error::NoDevice(format!(
+                "GPU {} ({}) has compute capability {capability}, but the kernels need 8.0 or newer",
+                device.ordinal(),
+                device.name()?
+            )));
+        };
+        Self::load(device, ptx::text(target).as_bytes())
     }
 
-    /// What the driver's compiler said; empty when the module came from its cache.
+    /// Loads PTX (text, which the driver compiles or finds in its cache) or a cubin (for this very architecture).
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when the PTX is newer than the driver, naming both versions; [`Error::Cuda`] with the
+    /// compiler's log when it doesn't compile or is for another architecture.
+    pub fn load(device: &Device, image: &[u8]) -> Result<Self> {
+        let version = driver()?;
+        if !is_cubin(image) {
+            check_ptx_version(image, version)?;
+        }
+        let embedded = Target::ALL.into_iter().find(|&target| ptx::text(target).as_bytes() == image);
+        let source = match embedded {
+            Some(target) => Source::Embedded(target, Mutex::default()),
+            None => Source::Whole(Loaded::new(device, image)?),
+        };
+        Ok(Self(Arc::new(Inner { device: device.clone(), source })))
+    }
+
+    /// What the driver's compiler said; empty when the module came from its cache, and for the embedded kernels.
     pub fn log(&self) -> &str {
-        &self.0.log
+        match &self.0.source {
+            Source::Whole(loaded) => &loaded.log,
+            Source::Embedded(..) => "",
+        }
     }
 
     /// The device it is loaded on.
@@ -123,17 +161,33 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::Unsupported`] when the module has no such kernel (some exist for one architecture only);
-    /// [`Error::Cuda`] when the device has less shared memory a block.
+    /// [`Error::Cuda`] when it doesn't compile, or when the device has less shared memory a block.
     pub fn kernel(&self, name: &str, shared_bytes: u32) -> Result<Kernel> {
         let symbol = CString::new(name)
             .map_err(|_| Error::InvalidArgument(format!("kernel name {name:?} holds a zero byte")))?;
         let _current = self.0.device.bind()?;
+        let absent = || {
+            let what = format!("{name}: there is no such kernel for this architecture");
+            Error::Unsupported { backend: "cuda", what }
+        };
+        let handle = match &self.0.source {
+            Source::Whole(loaded) => loaded.handle,
+            Source::Embedded(target, loaded) => {
+                let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+                match loaded.entry(name.to_owned()) {
+                    Entry::Occupied(found) => found.get().handle,
+                    Entry::Vacant(place) => {
+                        let text = ptx::kernel(*target, name).ok_or_else(absent)?;
+                        place.insert(Loaded::new(&self.0.device, text.as_bytes())?).handle
+                    }
+                }
+            }
+        };
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is alive; the name is zero-terminated; the pointer is valid for the write.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.0.handle, symbol.as_ptr()) };
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, handle, symbol.as_ptr()) };
         if result == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-            let what = format!("{name}: there is no such kernel for this architecture");
-            return Err(Error::Unsupported { backend: "cuda", what });
+            return Err(absent());
         }
         check(&format!("finding kernel {name}"), result)?;
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

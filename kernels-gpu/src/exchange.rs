@@ -4,7 +4,7 @@
 //! else every block does both in turn. Each loop keeps to what its half needs, so that GHASH multiplies two tiles together ([`GroupedChains`]).
 //! Sealing waits for nobody. A record is at most [`LONGEST_RECORD`] bytes: what lies between two barriers.
 //!
-//! All warps prepare the next [`BATCH`] records together (the counters' upper bytes, additional data, the tags' masks).
+//! All warps prepare the next eight records together (the counters' upper bytes, additional data, the tags' masks).
 //! Between the barriers of a record, one warpgroup ends the one before and one warp asks whether the next has arrived,
 //! while the others go on.
 //!

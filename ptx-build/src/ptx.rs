@@ -68,7 +68,8 @@ pub(crate) struct Function {
     body_line: usize,
 }
 
-/// Functions with a body, in order. Relies on the back end's layout: a function's braces stand in column 0, alone.
+/// Functions with a body, in order. Relies on the back end's layout: the brace that opens a function stands in column 0, alone.
+/// Inline assembly may have braces of its own, there too.
 pub(crate) fn functions(ptx: &str) -> Result<Vec<Function>> {
     let lines: Vec<&str> = ptx.lines().collect();
     let mut found = Vec::new();
@@ -90,7 +91,13 @@ pub(crate) fn functions(ptx: &str) -> Result<Vec<Function>> {
             continue;
         }
         let body_line = i;
-        while i < lines.len() && lines[i] != "}" {
+        let mut depth = 0;
+        while i < lines.len() {
+            depth += lines[i].matches('{').count();
+            depth -= lines[i].matches('}').count().min(depth);
+            if depth == 0 {
+                break;
+            }
             i += 1;
         }
         if i == lines.len() {
