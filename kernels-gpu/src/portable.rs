@@ -1,5 +1,5 @@
-//! AES-GCM for GPUs without `wgmma`: the kernels of [`gcm`](crate::gcm) and
-//! [`message`](crate::message), with chains that each warp multiplies by itself
+//! AES-GCM for GPUs without `wgmma`: the kernels of [`gcm`] and
+//! [`message`], with chains that each warp multiplies by itself
 //! (`mma.sync`, compute capability 8.0 and newer). 163 KiB of shared memory a block are enough.
 //!
 //! A warp's product reads a whole matrix, 4 KiB, for its 32 blocks, where a warpgroup reads it for 128. So a thread's two

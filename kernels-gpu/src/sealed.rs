@@ -35,7 +35,7 @@ pub const LONGEST_RECORD: u32 = 512 << 10;
 pub struct SealedKey {
     /// The expanded key: [`expand_key`](crate::aes::expand_key).
     pub round_keys: RoundKeys,
-    /// Address of the [`GhashKey`](crate::ghash::GhashKey).
+    /// Address of the [`GhashKey`].
     pub ghash_key: u64,
 }
 

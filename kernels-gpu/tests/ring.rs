@@ -582,8 +582,8 @@ fn an_exchange_whose_tags_are_wrong_fails_and_leaves_zeros() {
         reserved: 0,
     };
     let both = [params(0, &keys), params(1, &right)];
-    // SAFETY: the group's memory is as the parameters say.
     let grids = both.map(|params| {
+        // SAFETY: the group's memory is as the parameters say.
         Launch::new(2, THREADS, EXCHANGE_SHARED, move || unsafe { exchange_sealed_128(params) })
     });
     launch(&grids);
