@@ -258,7 +258,7 @@ enum ringseal_schedule
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
-   * The library's choice: the relay ring on host memory; on GPUs the exchange of two ranks and the ring of more.
+   * The library's choice: the relay ring on host memory; on GPUs the exchange of two ranks, else the relay ring.
    */
   RINGSEAL_SCHEDULE_DEFAULT = 0,
   /**

@@ -78,7 +78,7 @@ pub enum Protection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Schedule {
-    /// The library's choice: the relay ring on host memory; on GPUs the exchange of two ranks and the ring of more.
+    /// The library's choice: the relay ring on host memory; on GPUs the exchange of two ranks, else the relay ring.
     Default = 0,
     /// A ring whose finished chunks travel on as their owners sealed them.
     RelayRing = 1,

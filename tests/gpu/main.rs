@@ -62,10 +62,6 @@ fn main() {
     for (name, test) in context::TESTS.iter().chain(ctr::TESTS) {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(device.is_err()));
     }
-    for (name, test) in ring::TESTS.iter().chain(seed::TESTS) {
-        let run = move || timed(name, || test(&Device::open(0)?));
-        trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
-    }
     let has_gcm = device.as_ref().is_ok_and(gcm::available);
     if device.is_ok() && !has_gcm && !arguments.list {
         println!("skipped: the kernels for this GPU have no AES-GCM: its tests count as ignored");
@@ -79,6 +75,11 @@ fn main() {
     }
     for (name, test) in keystream::TESTS {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_rings));
+    }
+    // Those that share the GPU come first: waiting for it alone keeps others from sharing it.
+    for (name, test) in ring::TESTS.iter().chain(seed::TESTS) {
+        let run = move || timed(name, || test(&Device::open(0)?));
+        trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }
     for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
         let run = move || timed(name, || test(&Device::open(0)?));

@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(2), Some(Algorithm::Exchange));
         assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(3), None);
         assert_eq!(Choice::Auto.on_gpu(2), Some(Algorithm::Exchange));
-        assert_eq!(Choice::Auto.on_gpu(3), Some(Algorithm::Ring));
+        assert_eq!(Choice::Auto.on_gpu(3), Some(Algorithm::RelayRing));
     }
 
     #[test]
