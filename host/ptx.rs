@@ -5,6 +5,7 @@
 
 use std::sync::LazyLock;
 
+use ringseal_ptx_build::braces::Braces;
 pub use ringseal_ptx_build::manifest::{
     Constant, Counts, Field, Kernel, Manifest, Module, Structure, Target,
 };
@@ -46,8 +47,8 @@ pub const fn text(target: Target) -> &'static str {
 pub fn kernel(target: Target, name: &str) -> Option<String> {
     const ENTRY: &str = ".visible .entry ";
     let (mut module, mut found) = (String::new(), false);
-    // Whether the line is of an entry, and how many braces are open in it. No brace stands in a comment or a string.
-    let (mut entry, mut depth) = (None, 0);
+    // While the line is of an entry: whether of the right one.
+    let (mut entry, mut braces) = (None, Braces::default());
     for line in text(target).split_inclusive('\n') {
         if let Some(head) = line.strip_prefix(ENTRY) {
             entry = Some(head.split('(').next()? == name);
@@ -56,13 +57,8 @@ pub fn kernel(target: Target, name: &str) -> Option<String> {
         if entry != Some(false) {
             module.push_str(line);
         }
-        if entry.is_some() {
-            let (opened, closed) = (line.matches('{').count(), line.matches('}').count());
-            depth += opened;
-            depth -= closed;
-            if closed > 0 && depth == 0 {
-                entry = None;
-            }
+        if entry.is_some() && braces.close_in(line) {
+            entry = None;
         }
     }
     found.then_some(module)

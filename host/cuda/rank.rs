@@ -471,12 +471,12 @@ impl GpuRank {
                     // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
                     None => unsafe { kernel.launch(launch, stream, &params) },
                     Some(SealedExchange { sealed, .. }) => {
-                        let most = records.max(1) as u32;
-                        let sealers = sealing_blocks(plan.bytes, self.blocks).min(most);
-                        let openers = (self.blocks - sealing_blocks(plan.bytes, self.blocks)).min(most);
+                        let (most, sealers) =
+                            (records.max(1) as u32, sealing_blocks(plan.bytes, self.blocks));
+                        let (openers, sealers) = ((self.blocks - sealers).min(most), sealers.min(most));
                         let mut params =
                             ExchangeParams { ring: params, sealed: sealed.pointer(), sealers, reserved: 0 };
-                        let launch = Launch { blocks: sealers + openers, threads: THREADS };
+                        let launch = Launch { blocks: sealers + openers, ..launch };
                         // SAFETY: as above, and the exchange's kernels take `ExchangeParams`.
                         let result = unsafe { kernel.launch(launch, stream, &params) };
                         params.ring.own.round_keys.zeroize();

@@ -6,8 +6,9 @@
 //!
 //! * `build.rs` of the root package calls [`embed::embed`];
 //! * `cargo ptx build | compare | lint | report` (the binary of this package) call the functions in [`commands`];
-//! * the `ringseal` library takes only [`manifest`] and [`header`], which writes it out for C.
+//! * the `ringseal` library takes only [`manifest`], [`header`], which writes it out for C, and [`braces`].
 
+pub mod braces;
 pub mod header;
 pub mod manifest;
 

@@ -1,5 +1,6 @@
 //! PTX text: what rustc's NVPTX back end writes, what must be added to it, and what must not be in it.
 
+use crate::braces::Braces;
 use crate::manifest::Counts;
 use crate::{Error, Result};
 
@@ -91,13 +92,8 @@ pub(crate) fn functions(ptx: &str) -> Result<Vec<Function>> {
             continue;
         }
         let body_line = i;
-        let mut depth = 0;
-        while i < lines.len() {
-            depth += lines[i].matches('{').count();
-            depth -= lines[i].matches('}').count().min(depth);
-            if depth == 0 {
-                break;
-            }
+        let mut braces = Braces::default();
+        while i < lines.len() && !braces.close_in(lines[i]) {
             i += 1;
         }
         if i == lines.len() {
