@@ -5,12 +5,15 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
-use aes::cipher::{BlockCipherEncrypt, KeyInit};
+#[path = "support/outcome.rs"]
+mod outcome;
+#[path = "support/steps.rs"]
+mod support;
+
 use ringseal::cuda::{Device, DeviceBuffer, Kernel, Launch, Module, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
-use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::gcm::VERIFIED;
-use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams, THREADS};
+use ringseal_kernels::ghash::THREADS;
 use ringseal_kernels::padded::{
     HEAD_BYTES, PAD_FILL_SHARED, PADDED_SHARED, PadFillParams, PaddedParams, PaddedSide, pad_name,
 };
@@ -18,46 +21,26 @@ use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::sealed::SealedKey;
 
+use support::Arguments;
+
 /// Bytes of the chunk.
 const CHUNK: usize = 256 << 20;
 const ROUNDS: usize = 11;
-/// The key, of this bench alone: each launch uses the same nonces, so it must protect nothing.
-const KEY: [u8; 32] = [0x5a; 32];
 const SEQUENCE: u64 = 1;
 const STEP: u32 = 2;
 const SERIAL: u32 = 3;
 
 fn main() {
-    match run() {
-        Ok(()) => {}
-        Err(Error::NoDevice(why)) => eprintln!("skipped: {why}"),
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::exit(1);
-        }
-    }
+    outcome::report(run());
 }
 
 fn run() -> Result<()> {
-    let (mut image, mut sm, mut record, mut json) =
-        (ringseal::ptx::SM_90A.as_bytes().to_vec(), None, 256 << 10, None);
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().unwrap_or_else(|| panic!("{word} needs a value"));
-        match word.as_str() {
-            "--ptx" => image = std::fs::read(value()).expect("a PTX file"),
-            "--sm" => sm = Some(value().parse().expect("a number")),
-            "--record" => record = value().parse().expect("a number"),
-            "--json" => json = Some(value()),
-            // Given by `cargo bench` itself.
-            "--bench" => {}
-            _ => panic!("unknown argument {word}"),
-        }
-    }
+    let arguments = Arguments::parse();
+    let record = arguments.record;
     let device = Device::open(0)?;
     let stream = Stream::new(&device)?;
-    let module = Module::load(&device, &image)?;
-    let blocks = sm.unwrap_or(device.multiprocessors()?);
+    let module = Module::load(&device, &arguments.image)?;
+    let blocks = arguments.sm.unwrap_or(device.multiprocessors()?);
     println!("# {}, {blocks} blocks, records of {record} bytes, a chunk of {CHUNK}", device.name()?);
     println!("{:>8} {:>6} {:>6} {:>20} {:>10} {:>8}", "crypto", "pads", "dtype", "step", "us", "GB/s");
     let mut rows = Vec::new();
@@ -101,12 +84,9 @@ fn run() -> Result<()> {
             }
         }
     }
-    if let Some(path) = json {
-        let run = serde_json::json!({
-            "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": CHUNK, "rows": rows,
-        });
-        std::fs::write(path, format!("{run:#}\n")).expect("results can be written");
-    }
+    arguments.write(&serde_json::json!({
+        "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": CHUNK, "rows": rows,
+    }));
     Ok(())
 }
 
@@ -153,18 +133,7 @@ impl<'a> Bench<'a> {
         let records = CHUNK.div_ceil(record as usize);
         let pads =
             || Ok::<_, Error>(Pads { pads: zeroed(CHUNK)?, heads: zeroed(records * HEAD_BYTES as usize)? });
-        let key = &KEY[..key_bytes];
-        let mut h = aes::Block::default();
-        match key_bytes {
-            16 => aes::Aes128::new_from_slice(key).expect("16 bytes").encrypt_block(&mut h),
-            _ => aes::Aes256::new_from_slice(key).expect("32 bytes").encrypt_block(&mut h),
-        }
-        let ghash = DeviceBuffer::new(device, size_of::<GhashKey>())?;
-        let word = |i: usize| u32::from_le_bytes([0, 1, 2, 3].map(|b| h[4 * i + b]));
-        let params = GhashKeyParams { h: [0, 1, 2, 3].map(word), key: ghash.pointer() };
-        let launch = Launch { blocks: GHASH_KEY_GRID, threads: 256 };
-        // SAFETY: the kernel's parameters; the buffer holds a key.
-        unsafe { module.kernel("ghash_key", 0)?.launch(launch, stream, &params)? };
+        let (key, ghash) = support::key(module, stream, key_bytes)?;
         let (fill, rounds) = if key_bytes == 16 { ("pads_fill_128", 10) } else { ("pads_fill_256", 14) };
         Ok(Self {
             stream,
@@ -172,7 +141,7 @@ impl<'a> Bench<'a> {
             blocks,
             record,
             rounds,
-            key: SealedKey { round_keys: expand_key(key), ghash_key: ghash.pointer() },
+            key,
             _ghash: ghash,
             sides: [pads()?, pads()?],
             vector: zeroed(CHUNK)?,

@@ -6,6 +6,9 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
+#[path = "support/outcome.rs"]
+mod outcome;
+
 use std::time::Duration;
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
@@ -75,14 +78,7 @@ fn arguments() -> Arguments {
 
 fn main() {
     let arguments = arguments();
-    match run(&arguments) {
-        Ok(()) => {}
-        Err(Error::NoDevice(why)) => eprintln!("skipped: {why}"),
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::exit(1);
-        }
-    }
+    outcome::report(run(&arguments));
 }
 
 fn run(arguments: &Arguments) -> Result<()> {

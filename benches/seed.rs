@@ -8,6 +8,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
 use std::sync::atomic::Ordering;
+#[path = "support/outcome.rs"]
+mod outcome;
+
 use std::time::Duration;
 
 use cudarc::driver::sys;
@@ -19,7 +22,7 @@ use ringseal::cuda::{
     Device, DeviceBuffer, DeviceKey, GpuGroup, GpuOptions, HostBuffer, Module, RankBuffers, SeedGroup,
     SeedKernels, SeedOptions, Stream,
 };
-use ringseal::{Dtype, Error, ReduceOp, Result};
+use ringseal::{Dtype, ReduceOp, Result};
 use ringseal_kernels::elementwise::ReduceParams;
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::table_ghash::{MacKeyParams, MacParams, MacScratch, mac_key_bytes};
@@ -66,14 +69,7 @@ fn main() {
     // SAFETY: no other thread has been started.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let arguments = arguments();
-    match run(&arguments) {
-        Ok(()) => {}
-        Err(Error::NoDevice(why)) => eprintln!("skipped: {why}"),
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::exit(1);
-        }
-    }
+    outcome::report(run(&arguments));
 }
 
 fn run(arguments: &Arguments) -> Result<()> {

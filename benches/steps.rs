@@ -6,16 +6,20 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
-use aes::cipher::{BlockCipherEncrypt, KeyInit};
+#[path = "support/outcome.rs"]
+mod outcome;
+#[path = "support/steps.rs"]
+mod support;
+
 use ringseal::cuda::{Device, DeviceBuffer, Kernel, Launch, Module, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
-use ringseal_kernels::aes::expand_key;
-use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKey, GhashKeyParams};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS};
 use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams};
 use ringseal_kernels::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
+
+use support::Arguments;
 
 /// Bytes of the chunk.
 const CHUNK: usize = 256 << 20;
@@ -42,37 +46,17 @@ const PATTERNS: [Pattern; 7] = [
 ];
 
 fn main() {
-    match run() {
-        Ok(()) => {}
-        Err(Error::NoDevice(why)) => eprintln!("skipped: {why}"),
-        Err(error) => {
-            eprintln!("{error}");
-            std::process::exit(1);
-        }
-    }
+    outcome::report(run());
 }
 
 fn run() -> Result<()> {
-    let (mut image, mut sm, mut record, mut json) =
-        (ringseal::ptx::SM_90A.as_bytes().to_vec(), None, 256 << 10, None);
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().unwrap_or_else(|| panic!("{word} needs a value"));
-        match word.as_str() {
-            "--ptx" => image = std::fs::read(value()).expect("a PTX file"),
-            "--sm" => sm = Some(value().parse().expect("a number")),
-            "--record" => record = value().parse().expect("a number"),
-            "--json" => json = Some(value()),
-            // Given by `cargo bench` itself.
-            "--bench" => {}
-            _ => panic!("unknown argument {word}"),
-        }
-    }
+    let arguments = Arguments::parse();
+    let record = arguments.record;
     let device = Device::open(0)?;
     let stream = Stream::new(&device)?;
-    let module = Module::load(&device, &image)?;
-    let blocks = sm.unwrap_or(device.multiprocessors()?);
-    let bench = Bench::new(&device, &module, &stream, blocks, record)?;
+    let module = Module::load(&device, &arguments.image)?;
+    let blocks = arguments.sm.unwrap_or(device.multiprocessors()?);
+    let bench = Bench::new(&device, &stream, blocks, record)?;
     println!("# {}, {blocks} blocks, records of {record} bytes, chunks of {CHUNK}", device.name()?);
     println!("{:>8} {:>6} {:>28} {:>10} {:>8}", "crypto", "dtype", "step", "us", "GB/s");
     let mut rows = Vec::new();
@@ -83,7 +67,7 @@ fn run() -> Result<()> {
     ] {
         let shared = if key.is_some() { SEALED_SHARED } else { PLAIN_SHARED };
         let kernel = module.kernel(kernel, shared)?;
-        let key = key.map(|bytes| bench.key(bytes)).transpose()?;
+        let key = key.map(|bytes| support::key(&module, &stream, bytes)).transpose()?;
         for dtype in [Dtype::F32, Dtype::Bf16] {
             for pattern in &PATTERNS {
                 // Types differ only where they are added.
@@ -103,17 +87,13 @@ fn run() -> Result<()> {
             }
         }
     }
-    if let Some(path) = json {
-        let run = serde_json::json!({
-            "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": CHUNK, "rows": rows,
-        });
-        std::fs::write(path, format!("{run:#}\n")).expect("results can be written");
-    }
+    arguments.write(&serde_json::json!({
+        "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": CHUNK, "rows": rows,
+    }));
     Ok(())
 }
 
 struct Bench<'a> {
-    module: &'a Module,
     stream: &'a Stream,
     blocks: u32,
     record: u32,
@@ -124,13 +104,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(
-        device: &Device,
-        module: &'a Module,
-        stream: &'a Stream,
-        blocks: u32,
-        record: u32,
-    ) -> Result<Self> {
+    fn new(device: &Device, stream: &'a Stream, blocks: u32, record: u32) -> Result<Self> {
         let zeroed = |bytes: usize| {
             let mut buffer = DeviceBuffer::new(device, bytes)?;
             buffer.fill(0, stream)?;
@@ -142,29 +116,10 @@ impl<'a> Bench<'a> {
             output: zeroed(CHUNK)?,
             inbox: zeroed(messages * CHUNK)?,
             signals: zeroed(2 * messages * CHUNK.div_ceil(record as usize) * SIGNAL_BYTES as usize)?,
-            module,
             stream,
             blocks,
             record,
         })
-    }
-
-    /// A key of `bytes` bytes for this bench alone: each launch starts its nonces anew, so it must protect nothing.
-    fn key(&self, bytes: usize) -> Result<(SealedKey, DeviceBuffer)> {
-        let key = &[0x5a; 32][..bytes];
-        let mut h = aes::Block::default();
-        match bytes {
-            16 => aes::Aes128::new_from_slice(key).expect("16 bytes").encrypt_block(&mut h),
-            _ => aes::Aes256::new_from_slice(key).expect("32 bytes").encrypt_block(&mut h),
-        }
-        let matrices = DeviceBuffer::new(self.stream.device(), size_of::<GhashKey>())?;
-        let kernel = self.module.kernel("ghash_key", 0)?;
-        let word = |i: usize| u32::from_le_bytes([0, 1, 2, 3].map(|b| h[4 * i + b]));
-        let params = GhashKeyParams { h: [0, 1, 2, 3].map(word), key: matrices.pointer() };
-        // SAFETY: the kernel's parameters; the buffer holds a key.
-        unsafe { kernel.launch(Launch { blocks: GHASH_KEY_GRID, threads: 256 }, self.stream, &params)? };
-        let key = SealedKey { round_keys: expand_key(key), ghash_key: matrices.pointer() };
-        Ok((key, matrices))
     }
 
     /// Microseconds of one such step on the whole chunk.
