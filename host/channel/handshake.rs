@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::secret::fill_random;
-use super::{Crypto, GroupSecret, MAX_RANKS, VERSION};
+use super::{Crypto, GroupSecret, KeyLength, MAX_RANKS, VERSION};
+use crate::aead::AesKey;
 use crate::{Error, Result};
 
 /// What the ranks of a group must have in common.
@@ -259,6 +260,14 @@ impl Root {
             &[KEY_LABEL, &(sender as u64).to_le_bytes(), &epoch.to_le_bytes(), &bits.to_le_bytes()],
             out,
         );
+    }
+
+    /// [`Self::key`] for its cipher.
+    pub(crate) fn cipher_key(&self, sender: usize, epoch: u64, length: KeyLength) -> Result<AesKey> {
+        let mut key = Zeroizing::new([0; 32]);
+        let key = &mut key[..length.bytes()];
+        self.key(sender, epoch, key);
+        AesKey::from_bytes(key)
     }
 }
 

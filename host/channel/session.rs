@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use zeroize::Zeroizing;
-
 use super::handshake::{Root, Terms, Unconfirmed};
 use super::volume::{Reserved, Volume};
 use super::{AssociatedData, Crypto, KeyLength, MAX_SEQUENCE, VERSION, nonce};
-use crate::aead::{Aead, AesKey, Iv, Tag};
+use crate::aead::{Aead, Iv, Tag};
 use crate::backend::Backend;
 use crate::transport::{Received, Sealed};
 use crate::{Error, Result};
@@ -242,10 +240,7 @@ impl Cipher {
         let Self::Gcm(Keys { root, backend, length, by_sender }) = self else { return Ok(None) };
         let slot = &mut by_sender[sender];
         if slot.is_none() {
-            let mut bytes = Zeroizing::new([0; 32]);
-            let bytes = &mut bytes[..length.bytes()];
-            root.key(sender, epoch, bytes);
-            *slot = Some(Aead::new(backend.as_ref(), &AesKey::from_bytes(bytes)?)?);
+            *slot = Some(Aead::new(backend.as_ref(), &root.cipher_key(sender, epoch, *length)?)?);
         }
         Ok(slot.as_ref())
     }

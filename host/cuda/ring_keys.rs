@@ -1,12 +1,14 @@
 //! The keys of a rank on a GPU: of this epoch and, prepared ahead, of the next.
 
-use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use ringseal_kernels::aes::{RoundKeys, expand_key};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
 use ringseal_kernels::sealed::{RoundKeysParams, SealedKey, SenderKey, store_round_keys};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::{DeviceBuffer, Kernel, Launch, Module, Stream};
+use crate::aead::AesKey;
+use crate::backend::gcm::HashSubkey;
+use crate::backend::le_words;
 use crate::channel::{KeyLength, Reserved, Root, Terms, Volume};
 use crate::{Error, Result};
 
@@ -130,12 +132,10 @@ impl RankKeys {
     fn prepare(&mut self, epoch: u64, stream: &Stream) -> Result<()> {
         let prepared = &mut self.epochs[(epoch % 2) as usize];
         for &sender in &self.senders {
-            let mut key = Zeroizing::new([0; 32]);
-            let key = &mut key[..self.length.bytes()];
-            self.root.key(sender, epoch, key);
-            let round_keys = Zeroizing::new(expand_key(key));
+            let key = self.root.cipher_key(sender, epoch, self.length)?;
+            let round_keys = Zeroizing::new(expand_key(key.as_bytes()));
             let address = prepared.table.pointer() + (sender * size_of::<SenderKey>()) as u64;
-            let mut ghash = GhashKeyParams { h: hash_key(key), key: address };
+            let mut ghash = GhashKeyParams { h: hash_key(&key), key: address };
             let mut rounds = RoundKeysParams { round_keys: *round_keys, key: address };
             let (grid, threads) = (GHASH_KEY_GRID, ghash_key::THREADS);
             // SAFETY: the kernels fill an entry of the table, which lives until the stream has passed: it is freed by a
@@ -182,15 +182,7 @@ const fn predecessor(rank: usize, ranks: usize) -> usize {
     (rank + ranks - 1) % ranks
 }
 
-/// GHASH's key, the cipher of the zero block (SP 800-38D, 7.1, step 1), as little-endian words.
-pub(super) fn hash_key(key: &[u8]) -> [u32; 4] {
-    let mut block = Zeroizing::new([0; 16]);
-    let encrypted = match key.len() {
-        16 => aes::Aes128::new_from_slice(key).map(|cipher| cipher.encrypt_block((&mut *block).into())),
-        _ => aes::Aes256::new_from_slice(key).map(|cipher| cipher.encrypt_block((&mut *block).into())),
-    };
-    assert!(encrypted.is_ok(), "a key of 16 or 32 bytes");
-    std::array::from_fn(|word| {
-        u32::from_le_bytes([block[4 * word], block[4 * word + 1], block[4 * word + 2], block[4 * word + 3]])
-    })
+/// GHASH's key as the kernels take it, little-endian words.
+pub(super) fn hash_key(key: &AesKey) -> [u32; 4] {
+    le_words(*HashSubkey::new(key).block())
 }

@@ -1,12 +1,11 @@
 //! The keys of a [`SeedGroup`](super::SeedGroup): of its present epoch.
 
 use ringseal_kernels::table_ghash::{MacKeyParams, mac_key_bytes};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroize;
 
 use super::ring_keys::hash_key;
 use super::seed::SeedKernels;
 use super::{DeviceBuffer, DeviceKey, Stream};
-use crate::aead::AesKey;
 use crate::backend::gcm::BlockCipher;
 use crate::channel::{GroupSecret, Handshake, KeyLength, Reserved, Root, Terms, Unconfirmed, Volume};
 use crate::{Error, Result};
@@ -117,7 +116,7 @@ impl SenderKey {
         sender: usize,
         chains: u32,
     ) -> Result<Self> {
-        let key = derive(root, sender, 0, length)?;
+        let key = root.cipher_key(sender, 0, length)?;
         Ok(Self {
             sender,
             text: DeviceKey::new(kernels.cipher(), &key),
@@ -135,10 +134,10 @@ impl SenderKey {
         chains: u32,
         stream: &Stream,
     ) -> Result<()> {
-        let key = derive(root, self.sender, epoch, length)?;
+        let key = root.cipher_key(self.sender, epoch, length)?;
         self.text = DeviceKey::new(kernels.cipher(), &key);
         self.host = BlockCipher::new(&key);
-        let mut params = MacKeyParams { h: hash_key(key.as_bytes()), key: self.mac.pointer(), chains };
+        let mut params = MacKeyParams { h: hash_key(&key), key: self.mac.pointer(), chains };
         // SAFETY: the kernel fills the buffer, which lives until the stream has passed: it is freed by a call that waits
         // for the device.
         let result = unsafe { kernels.prepare_mac(&params, stream) };
@@ -150,13 +149,6 @@ impl SenderKey {
     pub(super) fn encrypt(&self, block: [u8; 16]) -> [u8; 16] {
         self.host.encrypt(block)
     }
-}
-
-fn derive(root: &Root, sender: usize, epoch: u64, length: KeyLength) -> Result<AesKey> {
-    let mut key = Zeroizing::new([0; 32]);
-    let key = &mut key[..length.bytes()];
-    root.key(sender, epoch, key);
-    AesKey::from_bytes(key)
 }
 
 /// The handshake of all ranks, here in one process.
