@@ -8,8 +8,8 @@
  * _destroy functions; after a failed _create the handle is NULL. Nothing is thrown or unwound into the caller.
  *
  * Threads: any function may be called from any thread. Any number of threads may use a ringseal_aead or a
- * ringseal_gpu_aead at once. One thread at a time may use a ringseal_communicator or ringseal_gpu_communicator; a second
- * one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no thread is using it.
+ * ringseal_gpu_aead at once. One thread at a time may use a ringseal_communicator, ringseal_gpu_communicator or
+ * ringseal_gpu_copy; a second one gets RINGSEAL_STATUS_BUSY. Destroy a handle when no thread is using it.
  */
 
 
@@ -343,6 +343,12 @@ typedef struct ringseal_gpu_aead ringseal_gpu_aead;
 typedef struct ringseal_gpu_communicator ringseal_gpu_communicator;
 
 /**
+ * Both ends, in host memory and in one GPU's, of sealed copies in both directions. One thread at a time may use a handle: a
+ * second one gets RINGSEAL_STATUS_BUSY.
+ */
+typedef struct ringseal_gpu_copy ringseal_gpu_copy;
+
+/**
  * How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
  * sizeof(ringseal_options). All but backend, timeout and host must be alike on all ranks.
  */
@@ -393,6 +399,42 @@ typedef int32_t (*ringseal_gather)(void *user,
                                    size_t bytes,
                                    uint8_t *gathered,
                                    uint64_t timeout_ms);
+
+/**
+ * How sealed copies are made. A field that is zero has its default, except `struct_bytes`: set it to
+ * sizeof(ringseal_copy_options).
+ */
+typedef struct ringseal_copy_options {
+  /**
+   * sizeof(ringseal_copy_options).
+   */
+  size_t struct_bytes;
+  /**
+   * A number of enum ringseal_protection, but not RINGSEAL_PROTECTION_NONE.
+   */
+  uint32_t protection;
+  /**
+   * Bytes sealed as one message: a multiple of 16, at most 1 GiB. Default: 65536.
+   */
+  size_t record_bytes;
+  /**
+   * Records that are moved at once. Default: 64.
+   */
+  size_t piece_records;
+  /**
+   * Pieces under way at once; staging memory for them is pinned on the host, and as much is taken on the device.
+   * Default: 8.
+   */
+  size_t slots;
+  /**
+   * Threads that seal and open on the host; each copy starts its own. Default: one for each processor but one.
+   */
+  size_t threads;
+  /**
+   * Bytes that a key may encrypt before the next one is used. Default: 389 GB.
+   */
+  uint64_t key_bytes;
+} ringseal_copy_options;
 
 #ifdef __cplusplus
 extern "C" {
@@ -779,6 +821,64 @@ ringseal_status ringseal_gpu_gmac_verify(const struct ringseal_gpu_aead *aead,
                                          const void *tag,
                                          uint32_t *verdict,
                                          void *stream);
+
+/**
+ * Prepares sealed copies between this process's memory and that of the GPU that CUDA numbers `device`, in its primary
+ * context (the one that the CUDA runtime uses), and writes the handle to `out`. The keys come from the secret's
+ * RINGSEAL_SECRET_BYTES bytes and fresh randomness; the caller still owns, and should erase, the secret. Pins staging memory,
+ * starts streams of its own, waits for the GPU, and loads the kernels: keep the handle. RINGSEAL_STATUS_NO_DEVICE without a
+ * usable GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 8.0.
+ */
+ringseal_status ringseal_gpu_copy_create(const uint8_t *secret_bytes,
+                                         size_t device,
+                                         const struct ringseal_copy_options *copy_options,
+                                         struct ringseal_gpu_copy **out);
+
+/**
+ * Erases the keys and frees the staging memory and the handle. Streams that were given with copies are not touched. NULL is
+ * allowed.
+ */
+void ringseal_gpu_copy_destroy(struct ringseal_gpu_copy *copy);
+
+/**
+ * Copies `bytes` bytes of host memory at `source` to device memory at `destination`, a multiple of 16: sealed record by
+ * record on host threads, moved as ciphertext through pinned staging memory, opened on the GPU. The copy begins when the
+ * work that is on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL is the default stream) is done, and the call
+ * waits for its end: after RINGSEAL_STATUS_OK all records have verified and any stream may use `destination`.
+ *
+ * After another status, once the copy has begun, `destination` is zeros (if the GPU still works), and further copies are
+ * RINGSEAL_STATUS_POISONED until ringseal_gpu_copy_rekey(). RINGSEAL_STATUS_INVALID_ARGUMENT and
+ * RINGSEAL_STATUS_KEY_EXHAUSTED come before anything is copied and leave all as it is. A stream that is being captured is
+ * refused.
+ */
+ringseal_status ringseal_gpu_copy_to_device(const struct ringseal_gpu_copy *copy,
+                                            void *destination,
+                                            const void *source,
+                                            size_t bytes,
+                                            void *stream);
+
+/**
+ * Copies `bytes` bytes of device memory at `source`, a multiple of 16, to host memory at `destination`: sealed on the GPU,
+ * moved as ciphertext, opened on host threads. Otherwise as ringseal_gpu_copy_to_device(), and `destination` is zeros after
+ * a copy that failed.
+ */
+ringseal_status ringseal_gpu_copy_to_host(const struct ringseal_gpu_copy *copy,
+                                          void *destination,
+                                          const void *source,
+                                          size_t bytes,
+                                          void *stream);
+
+/**
+ * Begins anew under other keys, from a secret of RINGSEAL_SECRET_BYTES bytes, which may be the same, and fresh randomness;
+ * after a failed copy too.
+ */
+ringseal_status ringseal_gpu_copy_rekey(const struct ringseal_gpu_copy *copy,
+                                        const uint8_t *secret_bytes);
+
+/**
+ * Writes whether the handle must be rekeyed because a copy has failed.
+ */
+ringseal_status ringseal_gpu_copy_poisoned(const struct ringseal_gpu_copy *copy, bool *poisoned);
 
 /**
  * Why the calling thread's last call that returned a status failed; empty if it didn't. Valid until the thread's next

@@ -9,6 +9,7 @@ mod argument;
 pub mod communicator;
 pub mod gpu;
 pub mod gpu_aead;
+pub mod gpu_copy;
 pub mod status;
 
 use std::ffi::c_char;

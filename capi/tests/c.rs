@@ -49,11 +49,24 @@ fn the_example_runs_with_either_library() {
     }
 }
 
+/// Runs an example past the test's captured output, so that what was skipped is seen.
+fn run_and_show(source: &str) -> String {
+    let printed = compile_and_run(source, true);
+    std::io::stderr().write_all(printed.as_bytes()).unwrap();
+    printed
+}
+
 /// What it checks on a GPU it says; without one it says why it checks nothing.
 #[test]
 fn the_example_on_device_memory_runs() {
-    let printed = compile_and_run("examples/c/gpu_seal.c", true);
-    // Past the test's captured output, so that what was skipped is seen.
-    std::io::stderr().write_all(printed.as_bytes()).unwrap();
+    let printed = run_and_show("examples/c/gpu_seal.c");
     assert!(printed.starts_with("the GPU seals as the CPU") || printed.starts_with("SKIPPED: "), "{printed}");
+}
+
+/// The copies need a GPU; what is refused doesn't.
+#[test]
+fn the_example_of_sealed_copies_runs() {
+    let printed = run_and_show("examples/c/gpu_copy.c");
+    let copied = printed.strip_prefix("what can't be is refused\n").unwrap();
+    assert!(copied.starts_with("what was copied") || copied.starts_with("SKIPPED: "), "{printed}");
 }

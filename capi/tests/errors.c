@@ -290,6 +290,36 @@ static void gpu_aead(void) {
     ringseal_gpu_aead_destroy(NULL);
 }
 
+/* Likewise. */
+static void gpu_copy(void) {
+    const uint8_t secret[RINGSEAL_SECRET_BYTES] = {0};
+    uint8_t text[16] = {0};
+    bool poisoned = true;
+    ringseal_gpu_copy *copy = (ringseal_gpu_copy *)1;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, NULL, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(NULL, 0, NULL, &copy));
+    CHECK(copy == NULL);
+    ringseal_copy_options options = {.struct_bytes = sizeof options - 8};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, &options, &copy));
+    options = (ringseal_copy_options){.struct_bytes = sizeof options, .protection = RINGSEAL_PROTECTION_NONE};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, &options, &copy));
+    options.protection = 3;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, &options, &copy));
+    options = (ringseal_copy_options){.struct_bytes = sizeof options, .record_bytes = 1000};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, &options, &copy));
+    options.record_bytes = ((size_t)1 << 30) + 16;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_create(secret, 0, &options, &copy));
+    options = (ringseal_copy_options){.struct_bytes = sizeof options, .slots = 2, .threads = 1, .key_bytes = 1 << 20};
+    FAILS(NO_DEVICE, ringseal_gpu_copy_create(secret, 1000, &options, &copy));
+    FAILS(NO_DEVICE, ringseal_gpu_copy_create(secret, 1000, NULL, &copy));
+    CHECK(copy == NULL);
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_to_device(NULL, text, text, 16, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_to_host(NULL, text, text, 16, NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_rekey(NULL, secret));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_copy_poisoned(NULL, &poisoned));
+    ringseal_gpu_copy_destroy(NULL);
+}
+
 int main(void) {
     CHECK(ringseal_abi_version() == RINGSEAL_ABI_VERSION);
     CHECK(strchr(ringseal_version(), '.'));
@@ -297,6 +327,7 @@ int main(void) {
     CHECK(strcmp(ringseal_status_name(-1), "unknown") == 0 && strcmp(ringseal_status_name(17), "unknown") == 0);
     aead();
     gpu_aead();
+    gpu_copy();
     creation();
     group();
     busy();

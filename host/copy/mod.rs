@@ -87,9 +87,11 @@ impl Default for CopyOptions {
 }
 
 impl CopyOptions {
+    /// Whether copies can be made so; [`SealedCopy::new`](crate::cuda::SealedCopy::new) asks this first.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when something is zero or out of its domain.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::InvalidArgument(format!("sealed copies: {what}")));
         if self.record_bytes == 0 || !self.record_bytes.is_multiple_of(16) || self.record_bytes > 1 << 30 {
             return bad("record_bytes must be a multiple of 16 from 16 to 1 GiB");

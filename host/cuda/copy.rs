@@ -76,6 +76,11 @@ impl SealedCopy {
         Ok(())
     }
 
+    /// Whether a copy has failed and [`re_key`](Self::re_key) is needed.
+    pub fn is_poisoned(&self) -> bool {
+        self.failed
+    }
+
     /// Copies `source` to device memory at `destination`, a multiple of 16, after the earlier work of `stream`. When it
     /// returns, all records have verified on the device.
     ///
@@ -150,6 +155,11 @@ impl SealedCopy {
         if !address.is_multiple_of(16) {
             return Err(Error::InvalidArgument(
                 "a sealed copy's device address must be a multiple of 16".into(),
+            ));
+        }
+        if stream.is_capturing()? {
+            return Err(Error::InvalidArgument(
+                "the stream is being captured, and a sealed copy can't be part of a graph: it waits for its end".into(),
             ));
         }
         if bytes == 0 {

@@ -2,6 +2,7 @@
 
 * :class:`Aead`: AES-GCM and GMAC.
 * :class:`GpuAead`: the same on device memory, in the order of a CUDA stream.
+* :class:`GpuCopy`: sealed copies between NumPy arrays and device memory.
 * :class:`Communicator`: all-reduce, reduce-scatter, all-gather and broadcast of NumPy arrays over ranks that are threads
   (:meth:`Communicator.group`) or processes (:meth:`Communicator.join`).
 * :class:`GpuCommunicator`: the same collectives on device memory, over ranks that are processes.
@@ -17,6 +18,7 @@ b'a gradient'
 from ._aead import Aead
 from ._communicator import Communicator, Gather, GpuCommunicator
 from ._gpu_aead import GpuAead, Verdict
+from ._gpu_copy import GpuCopy
 from ._library import (
     AbortedError,
     AuthenticationError,
@@ -39,6 +41,7 @@ __all__ = [
     "Gather",
     "GpuAead",
     "GpuCommunicator",
+    "GpuCopy",
     "HandshakeError",
     "LostError",
     "PoisonedError",

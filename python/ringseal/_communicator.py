@@ -27,7 +27,7 @@ _DTYPES = {
     "uint64": 9,
 }
 _OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
-_PROTECTIONS = {"aes-256-gcm": 0, "aes-128-gcm": 1, "none": 2}
+PROTECTIONS = {"aes-256-gcm": 0, "aes-128-gcm": 1, "none": 2}
 _SCHEDULES = {"default": 0, "relay-ring": 1, "ring": 2, "direct": 3, "tree": 4, "exchange": 5}
 
 
@@ -42,7 +42,7 @@ def code(kind: str, table: dict[str, int], name: str) -> int:
 def _options(protection: str, schedule: str, backend: str, record_bytes: int, timeout: float, host: str) -> Options:
     return Options(
         struct_bytes=ctypes.sizeof(Options),
-        protection=code("protection", _PROTECTIONS, protection),
+        protection=code("protection", PROTECTIONS, protection),
         schedule=code("schedule", _SCHEDULES, schedule),
         backend=backend.encode(),
         record_bytes=record_bytes,
@@ -57,7 +57,8 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _check_secret(secret: bytes) -> bytes:
+def check_secret(secret: bytes) -> bytes:
+    """The secret, which has the length of one."""
     secret = bytes(secret)
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a group secret has {SECRET_BYTES} bytes, not {len(secret)}")
@@ -103,7 +104,7 @@ class Communicator:
         if not 0 < ranks < 1 << 15:
             raise ValueError(f"{ranks} ranks")
         handles = (ctypes.c_void_p * ranks)()
-        given = None if secret is None else _check_secret(secret)
+        given = None if secret is None else check_secret(secret)
         call("ringseal_communicator_create_group", given, ranks, ctypes.byref(options), handles)
         return [cls(ctypes.c_void_p(handle)) for handle in handles]
 
@@ -132,7 +133,7 @@ class Communicator:
         options = _options(protection, schedule, backend, record_bytes, timeout, host)
         if not 0 <= rank < ranks < 1 << 15:
             raise ValueError(f"rank {rank} of {ranks}")
-        secret, handle = _check_secret(secret), ctypes.c_void_p()
+        secret, handle = check_secret(secret), ctypes.c_void_p()
         common, out = (secret, rank, ranks, ctypes.byref(options)), ctypes.byref(handle)
         if isinstance(rendezvous, str):
             call("ringseal_communicator_create_rendezvous", *common, rendezvous.encode(), out)
@@ -270,7 +271,7 @@ class GpuCommunicator:
         with self._callback:
             call(
                 "ringseal_gpu_communicator_create",
-                _check_secret(secret), rank, ranks, device, max_bytes, ctypes.byref(options),
+                check_secret(secret), rank, ranks, device, max_bytes, ctypes.byref(options),
                 self._callback.function, None, ctypes.byref(self._handle),
             )
 

@@ -84,6 +84,20 @@ class Options(ctypes.Structure):
     ]
 
 
+class CopyOptions(ctypes.Structure):
+    """``ringseal_copy_options``."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("protection", c_uint32),
+        ("record_bytes", c_size_t),
+        ("piece_records", c_size_t),
+        ("slots", c_size_t),
+        ("threads", c_size_t),
+        ("key_bytes", c_uint64),
+    ]
+
+
 GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64)
 
 # Name: argument types. All return a status.
@@ -104,6 +118,11 @@ _FUNCTIONS = {
     ],
     "ringseal_gpu_gmac": [c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p],
     "ringseal_gpu_gmac_verify": [c_void_p, c_char_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p],
+    "ringseal_gpu_copy_create": [c_char_p, c_size_t, POINTER(CopyOptions), POINTER(c_void_p)],
+    "ringseal_gpu_copy_to_device": [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p],
+    "ringseal_gpu_copy_to_host": [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p],
+    "ringseal_gpu_copy_rekey": [c_void_p, c_char_p],
+    "ringseal_gpu_copy_poisoned": [c_void_p, POINTER(c_bool)],
     "ringseal_communicator_create_group": [c_char_p, c_size_t, POINTER(Options), POINTER(c_void_p)],
     "ringseal_communicator_create": [
         c_char_p, c_size_t, c_size_t, POINTER(Options), GATHER, c_void_p, POINTER(c_void_p),
@@ -149,7 +168,7 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{path} has interface version {found}; this package needs {ABI_VERSION}")
     for name in ("ringseal_version", "ringseal_last_error"):
         getattr(library, name).restype = c_char_p
-    for kind in ("aead", "gpu_aead", "communicator", "gpu_communicator"):
+    for kind in ("aead", "gpu_aead", "gpu_copy", "communicator", "gpu_communicator"):
         function = getattr(library, f"ringseal_{kind}_destroy")
         function.restype, function.argtypes = None, [c_void_p]
     for name, argtypes in _FUNCTIONS.items():

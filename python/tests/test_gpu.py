@@ -3,10 +3,11 @@
 import multiprocessing
 import traceback
 
+import numpy as np
 import pytest
 
 import ringseal
-from ringseal import Verdict
+from ringseal import Verdict, _gpu_copy
 
 KEY = bytes(range(32))
 
@@ -16,6 +17,48 @@ def test_what_is_refused_without_a_gpu():
         ringseal.GpuAead(KEY, device=1000)
     with pytest.raises(ValueError, match="20 bytes|key"):
         ringseal.GpuAead(bytes(20))
+
+
+def test_what_sealed_copies_refuse_without_a_gpu():
+    with pytest.raises(ringseal.UnsupportedError, match="GPU|driver"):
+        ringseal.GpuCopy(KEY, device=1000)
+    with pytest.raises(ValueError, match="32 bytes"):
+        ringseal.GpuCopy(bytes(31))
+    with pytest.raises(ValueError, match="none"):
+        ringseal.GpuCopy(KEY, protection="none")
+    with pytest.raises(ValueError, match="multiple of 16"):
+        ringseal.GpuCopy(KEY, record_bytes=100)
+    with pytest.raises(ValueError, match="slots is -1"):
+        ringseal.GpuCopy(KEY, slots=-1)
+
+
+class DeviceArray:
+    """What CuPy and Numba say of their arrays."""
+
+    def __init__(self, shape, typestr, address=4096, read_only=False, strides=None):
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": typestr, "data": (address, read_only), "strides": strides, "version": 3
+        }
+
+
+def test_how_device_memory_may_be_given():
+    def address(memory, count, writes=True):
+        return _gpu_copy._device_address(memory, count, 0, writes=writes)
+
+    assert address(12345, 99) == 12345
+    assert address(DeviceArray((3, 4), "<f2"), 24) == 4096
+    assert address(DeviceArray((), "<f8", read_only=True), 8, writes=False) == 4096
+    for memory, complaint in (
+        (DeviceArray((3, 4), "<f4"), "48 bytes"),
+        (DeviceArray((3, 4), "<f2", read_only=True), "read-only"),
+        (DeviceArray((3, 4), "<f2", strides=(2, 6)), "contiguous"),
+        (np.zeros(24, np.uint8), "ndarray is no device memory"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            address(memory, 24)
+    for array in (np.zeros((4, 4))[:, ::2], np.array([None]), [1, 2]):
+        with pytest.raises(ValueError, match="contiguous NumPy array"):
+            _gpu_copy._host_array(array)
 
 
 @pytest.fixture
@@ -111,6 +154,50 @@ def test_what_is_refused_on_a_gpu(torch):
         with pytest.raises(ValueError, match="captured"):
             gpu.seal_at(bytes(12), at, at, 64, at + 128, stream.cuda_stream)
         memory.add_(1)
+
+
+@pytest.mark.parametrize("protection", ["aes-128-gcm", "aes-256-gcm"])
+def test_sealed_copies_there_and_back(torch, protection):
+    copy = ringseal.GpuCopy(KEY, protection=protection, record_bytes=4096, piece_records=5, slots=3, threads=2)
+    stream = torch.cuda.Stream()
+    for count in (0, 1, 5000, 1_000_003):
+        sent = np.random.default_rng(count).standard_normal(count, np.float32)
+        memory = torch.empty(count, device="cuda")
+        with torch.cuda.stream(stream):
+            memory.fill_(7.0)
+            copy.to_device(sent, memory, stream.cuda_stream)
+        assert np.array_equal(memory.cpu().numpy(), sent)
+        with torch.cuda.stream(stream):
+            memory.mul_(2.0)
+            back = copy.to_host(memory, np.zeros_like(sent), stream.cuda_stream)
+        assert np.array_equal(back, 2 * sent)
+    # By address, of elements that NumPy doesn't have, and under other keys.
+    copy.rekey(KEY)
+    halves = torch.arange(100, device="cuda").to(torch.bfloat16)
+    back = copy.to_host(halves.data_ptr(), np.empty(100, np.uint16))
+    assert np.array_equal(back, halves.view(torch.int16).cpu().numpy().view(np.uint16))
+    assert not copy.poisoned
+
+
+def test_what_sealed_copies_refuse_on_a_gpu(torch):
+    copy, memory, host = ringseal.GpuCopy(KEY), torch.zeros(64, dtype=torch.uint8, device="cuda"), np.zeros(64, np.uint8)
+    with pytest.raises(ValueError, match="on cpu"):
+        copy.to_device(host, memory.cpu())
+    with pytest.raises(ValueError, match="63 bytes"):
+        copy.to_device(host, memory[1:])
+    with pytest.raises(ValueError, match="not contiguous"):
+        copy.to_device(host[:32], memory[::2])
+    with pytest.raises(ValueError, match="multiple of 16"):
+        copy.to_device(host[:60], memory[4:])
+    host.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        copy.to_host(memory, host)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        with pytest.raises(ValueError, match="captured"):
+            copy.to_device(host, memory, stream.cuda_stream)
+        memory.add_(1)
+    assert not copy.poisoned
 
 
 def rank_main(rank, ranks, door, outcomes):

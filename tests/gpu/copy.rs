@@ -12,6 +12,7 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("copy::new_keys_when_the_old_are_used_up", epochs),
     ("copy::a_changed_byte_leaves_zeros", tampering),
     ("copy::only_ciphertext_is_staged", ciphertext),
+    ("copy::a_captured_stream_is_refused", captured),
 ];
 
 fn options() -> CopyOptions {
@@ -119,5 +120,28 @@ fn ciphertext(device: &Device) -> Outcome {
         copy.to_host(&mut bytes, memory.pointer(), &stream)?;
     }
     ensure!(bytes.iter().all(|byte| *byte == 0x55), "other data came back");
+    Ok(())
+}
+
+/// And takes no number or key with it: the next copy works.
+fn captured(device: &Device) -> Outcome {
+    let stream = Stream::new(device)?;
+    let mut copy = SealedCopy::new(&kernels(device)?, &GroupSecret::random()?, options())?;
+    let memory = DeviceBuffer::new(device, 4096)?;
+    let mut bytes = vec![0x55; 4096];
+    let mut refused = None;
+    stream.capture(|stream| {
+        // SAFETY: the memory is long enough, and nothing else uses it.
+        refused = Some(unsafe { copy.to_device(memory.pointer(), &bytes, stream) });
+        Ok(())
+    })?;
+    ensure!(matches!(refused, Some(Err(Error::InvalidArgument(_)))), "captured: {refused:?}");
+    ensure!(!copy.is_poisoned(), "a refused copy counts as failed");
+    // SAFETY: as above.
+    unsafe {
+        copy.to_device(memory.pointer(), &bytes, &stream)?;
+        copy.to_host(&mut bytes, memory.pointer(), &stream)?;
+    }
+    ensure!(bytes == vec![0x55; 4096], "other data came back");
     Ok(())
 }
