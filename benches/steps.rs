@@ -202,6 +202,8 @@ impl<'a> Bench<'a> {
             ranks: 1,
             unit: 16,
             awaits_successor: 0,
+            more: 0,
+            reserved: 0,
         };
         let launch = Launch { blocks: self.blocks, threads: THREADS };
         let mut times = Vec::new();

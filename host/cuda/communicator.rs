@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::ipc::{HANDLE_BYTES, Imported, export};
 use super::rank::{GpuRank, Mailbox, Remote, check, shared_blocks};
-use super::{Device, GpuOptions, HostBuffer, Module, RankBuffers, Stream};
+use super::{Device, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::GroupSecret;
 use crate::collective::{Bootstrap, Request, Watch, agree, announce};
 use crate::{Dtype, Error, ReduceOp, Result, ptx};
@@ -95,6 +95,7 @@ impl GpuCommunicator {
         options: GpuOptions,
     ) -> Result<Self> {
         check(&options, ranks)?;
+        refuse_steps(&options)?;
         let (number, timeout) = (rank, options.timeout);
         // May take long, and so comes before anybody waits for this rank.
         let module = Module::load(device, image);
@@ -294,6 +295,16 @@ impl Drop for GpuCommunicator {
         // Mapped memory may only go when no kernel uses it. After a fault every call fails, and the process is lost.
         let _ = self.rank.device().synchronize();
     }
+}
+
+/// Launches of single steps are ordered by events, which processes could only share by waiting for each other's threads.
+fn refuse_steps(options: &GpuOptions) -> Result<()> {
+    if options.launch != LaunchForm::PerStep {
+        return Ok(());
+    }
+    let what = "a launch for each step with ranks in several processes: put the ranks into one process, as a GpuGroup \
+                does, or use the persistent form, which processes that take turns on a GPU can use too";
+    Err(Error::Unsupported { backend: "cuda", what: what.into() })
 }
 
 /// What a rank tells the others before any memory is set up.

@@ -55,7 +55,7 @@ pub use nccl::Nccl;
 pub use nccl_exchange::NcclExchange;
 pub use nodes::GpuNodes;
 pub(crate) use rank::chosen_record_bytes;
-pub use ring::{GpuGroup, GpuOptions, RankBuffers};
+pub use ring::{GpuGroup, GpuOptions, LaunchForm, RankBuffers};
 pub use ringseal_kernels::gcm::{FORGED, VERIFIED};
 pub use seed::{SeedGroup, SeedKernels, SeedOptions};
 pub use stream::{Event, Graph, Stream};

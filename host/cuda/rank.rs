@@ -13,8 +13,8 @@ use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
 use super::ring_keys::{PresentKeys, RankKeys};
-use super::ring_plan::Plan;
-use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream};
+use super::ring_plan::{Part, Plan};
+use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, NO_OP, Root, Terms, VERSION};
 use crate::collective::{Algorithm, Bootstrap, Collective, Request, agree};
 use crate::{Dtype, Error, ReduceOp, Result};
@@ -59,11 +59,25 @@ pub(super) struct Ready {
     count: usize,
     dtype: Dtype,
     plan: Plan,
+    /// Which of its launches.
+    part: Part,
     /// Bytes of the longest chunk, and of a record.
     chunk: usize,
     record_bytes: usize,
     /// Records of the longest chunk.
     records: usize,
+}
+
+impl Ready {
+    /// One launch of it.
+    pub(super) fn only(self, part: Part) -> Self {
+        Self { part, ..self }
+    }
+
+    /// What the ranks do.
+    pub(super) fn plan(&self) -> Plan {
+        self.plan
+    }
 }
 
 /// What the all-reduce of a sealed exchange needs beside what the other collectives do.
@@ -119,6 +133,8 @@ pub(super) struct GpuRank {
     steps: HashMap<Plan, DeviceBuffer>,
     /// `None` without cryptography, and before the first session.
     keys: Option<RankKeys>,
+    /// Whether the collective that is being launched begins an epoch of keys.
+    entered: bool,
     /// For set-up and failures; collectives run on the caller's stream.
     stream: Stream,
     /// Also before the first session.
@@ -146,6 +162,13 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
             "a sealed exchange's records have at most {LONGEST_EXCHANGED} bytes"
         )));
     }
+    if options.launch == LaunchForm::PerStep && !launches_per_step(options.algorithm) {
+        let what = format!(
+            "the {} algorithm in a launch for each step: use ring or relay, or the persistent form",
+            options.algorithm.name()
+        );
+        return Err(Error::Unsupported { backend: "cuda", what });
+    }
     match options.algorithm {
         Algorithm::Ring | Algorithm::RelayRing => Ok(()),
         Algorithm::Exchange if ranks <= 2 => Ok(()),
@@ -158,6 +181,11 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
             Err(Error::Unsupported { backend: "cuda", what })
         }
     }
+}
+
+/// Whether the algorithm's steps can each be a launch: where every rank receives from its predecessor only.
+pub(super) const fn launches_per_step(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::Ring | Algorithm::RelayRing | Algorithm::Exchange)
 }
 
 /// Refuses anything but a buffer and a stream for each of `ranks` ranks.
@@ -226,7 +254,12 @@ impl GpuRank {
         };
         let stream = Stream::new(device)?;
         let exchange = match options.crypto {
-            Crypto::Gcm(length) if options.algorithm == Algorithm::Exchange && ranks == 2 => {
+            // Its own kernel seals and opens at once. Step by step the ring's does the same, with the same records.
+            Crypto::Gcm(length)
+                if options.algorithm == Algorithm::Exchange
+                    && ranks == 2
+                    && options.launch != LaunchForm::PerStep =>
+            {
                 Some(SealedExchange::new(module, length, blocks, &stream)?)
             }
             _ => None,
@@ -268,6 +301,7 @@ impl GpuRank {
             mailboxes: Vec::new(),
             steps: HashMap::new(),
             keys: None,
+            entered: false,
             stream,
             poisoned: true,
         })
@@ -371,7 +405,7 @@ impl GpuRank {
             _ => record_bytes(&self.options, chunk, self.blocks),
         };
         let records = records_of(chunk, record_bytes);
-        Ok(Ready { request, count, dtype, plan, chunk, record_bytes, records })
+        Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
     }
 
     /// What does the collective in place of the ring's kernels, if anything.
@@ -390,7 +424,8 @@ impl GpuRank {
         Ok(())
     }
 
-    /// Queues this rank's part in a collective that was [prepared](Self::prepare).
+    /// Queues this rank's part in a collective that was [prepared](Self::prepare), or the [`Part`] of it that `ready` names:
+    /// all of them, one after another, before the next collective.
     ///
     /// # Errors
     /// [`Error::KeyExhausted`], before anything happens and on all ranks alike; [`Error::Cuda`], which poisons.
@@ -404,7 +439,7 @@ impl GpuRank {
         buffers: RankBuffers,
         stream: &Stream,
     ) -> Result<()> {
-        let Ready { request, count, dtype, plan, chunk, record_bytes, records } = ready;
+        let Ready { request, count, dtype, plan, part, chunk, record_bytes, records } = ready;
         // Without an operation elements are only moved, which the kernels of the common ones do faster.
         let (dtype_code, op) = match request.op() {
             Some(op) => (dtype, op),
@@ -417,17 +452,24 @@ impl GpuRank {
         // Not looked at, but counted from.
         let unused = matches!(request, Request::Broadcast { root } if root != self.rank);
         let input = if unused { buffers.output } else { buffers.input };
-        let entered = match &mut self.keys {
-            None => false,
-            Some(keys) => keys.reserve(calls)?,
-        };
+        // Once for all launches.
+        if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
+            self.entered = keys.reserve(calls)?;
+        }
         let successor = self.mailboxes[(self.rank + 1) % self.ranks];
         let steps = &self.steps[&plan];
+        let table = (steps.len() / size_of::<Step>()) as u32;
+        let (first_step, step_count, records) = match part {
+            Part::Whole => (0, table, records),
+            Part::Step { index, .. } => (index, 1, records),
+            // Only its count matters: whether the collective was an empty one.
+            Part::Close => (0, table.min(1), 0),
+        };
         let params = RingParams {
             state: self.state.pointer(),
             notice: self.notice.pointer(),
             notices: self.notices.pointer(),
-            steps: steps.pointer(),
+            steps: steps.pointer() + (first_step * size_of::<Step>()) as u64,
             input: input.wrapping_sub(given.start as u64),
             output: buffers.output.wrapping_sub(wanted.start as u64),
             result: buffers.output,
@@ -443,7 +485,7 @@ impl GpuRank {
             epoch: self.keys.as_ref().map_or(0, RankKeys::epoch),
             calls,
             calls_limit: self.keys.as_ref().map_or(u64::MAX, RankKeys::calls_limit),
-            step_count: (steps.len() / size_of::<Step>()) as u32,
+            step_count,
             records: records as u32,
             record_bytes: record_bytes as u32,
             reduction,
@@ -451,6 +493,8 @@ impl GpuRank {
             ranks: self.ranks as u32,
             unit: plan.unit() as u32,
             awaits_successor: plan.may_run_ahead() as u32,
+            more: !part.is_last() as u32,
+            reserved: 0,
         };
         let blocks = self.blocks.min(records.max(1) as u32);
         let (common, any) = match self.exchange_for(&plan) {
@@ -490,7 +534,10 @@ impl GpuRank {
             }
         };
         let result = match &mut self.keys {
-            Some(keys) if entered => result.and_then(|()| keys.prepare_next(stream)),
+            Some(keys) if self.entered && part.is_last() => {
+                self.entered = false;
+                result.and_then(|()| keys.prepare_next(stream))
+            }
             _ => result,
         };
         self.poisoned |= result.is_err();

@@ -1,4 +1,5 @@
-//! Collectives on GPUs: one persistent kernel a rank for a whole collective.
+//! Collectives on GPUs: one persistent kernel a rank for a whole collective, or a launch for each of its steps
+//! ([`LaunchForm`]).
 //!
 //! A [`GpuGroup`] has one rank on each of the devices it is given; a device may be given more than once. Ranks store
 //! records straight into their successors' inboxes, over NVLink where they are on different GPUs.
@@ -6,11 +7,27 @@
 use std::thread;
 use std::time::Duration;
 
-use super::rank::{GpuRank, check, check_one_each, shared_blocks};
-use super::{Device, DeviceBuffer, Module, Stream};
+use super::rank::{GpuRank, Ready, check, check_one_each, launches_per_step, shared_blocks};
+use super::ring_plan::Part;
+use super::{Device, DeviceBuffer, Event, Module, Stream};
 use crate::channel::{Crypto, GroupSecret, KeyLength, volume};
 use crate::collective::{Algorithm, InProcess, Request};
 use crate::{Dtype, Error, ReduceOp, Result};
+
+/// How a rank's part in a collective becomes kernel launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaunchForm {
+    /// Persistent where it can be, else step by step: where more ranks share a GPU than it has multiprocessors.
+    #[default]
+    Auto,
+    /// One kernel for the whole collective, which waits for other ranks' records as it goes. The fastest. All blocks of
+    /// all ranks must be resident on their GPUs at once.
+    Persistent,
+    /// A kernel for each step, ordered among the ranks by CUDA events, and one that ends the collective. No kernel waits for
+    /// one that has not ended, so that it works however few blocks a GPU runs at once, and under tools that run one
+    /// kernel at a time. Not for [`Algorithm::Direct`] and [`Algorithm::Tree`], nor for ranks in several processes.
+    PerStep,
+}
 
 /// How a group is set up.
 #[derive(Clone, Debug)]
@@ -26,6 +43,8 @@ pub struct GpuOptions {
     pub record_bytes: Option<usize>,
     /// How many multiprocessors a rank may take; all of its device's, shared evenly by the ranks on it, when `None`.
     pub sm_budget: Option<u32>,
+    /// How collectives become launches.
+    pub launch: LaunchForm,
     /// How long one collective may take before it fails.
     pub timeout: Duration,
     /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
@@ -40,6 +59,7 @@ impl Default for GpuOptions {
             max_bytes: 64 << 20,
             record_bytes: None,
             sm_budget: None,
+            launch: LaunchForm::Auto,
             timeout: Duration::from_secs(30),
             key_bytes: volume::DEFAULT_BYTES,
         }
@@ -76,6 +96,26 @@ pub struct GpuGroup {
     secret: GroupSecret,
     ranks: Vec<GpuRank>,
     bootstraps: Vec<InProcess>,
+    /// When every step is a launch.
+    order: Option<Order>,
+}
+
+/// The events that order launches of single steps.
+#[derive(Debug)]
+struct Order {
+    /// After the latest step of each rank.
+    done: Vec<Event>,
+    /// After the last steps of all.
+    all_done: Event,
+}
+
+impl Order {
+    fn new(devices: &[Device]) -> Result<Self> {
+        Ok(Self {
+            done: devices.iter().map(Event::untimed).collect::<Result<_>>()?,
+            all_done: Event::untimed(&devices[0])?,
+        })
+    }
 }
 
 impl GpuGroup {
@@ -84,10 +124,16 @@ impl GpuGroup {
     /// # Errors
     /// [`Error::Unsupported`] when two devices cannot reach each other's memory; [`Error::InvalidArgument`] for options
     /// out of their domain; [`Error::Cuda`], for example when memory runs out.
-    pub fn new(devices: &[Device], image: &[u8], secret: &GroupSecret, options: GpuOptions) -> Result<Self> {
+    pub fn new(
+        devices: &[Device],
+        image: &[u8],
+        secret: &GroupSecret,
+        mut options: GpuOptions,
+    ) -> Result<Self> {
         let count = devices.len();
         check(&options, count)?;
-        let blocks = blocks_of_a_rank(devices, options.sm_budget)?;
+        let blocks;
+        (options.launch, blocks) = launches(devices, &options)?;
         let (mut ranks, mut modules) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (number, device) in devices.iter().enumerate() {
             for peer in devices {
@@ -105,7 +151,11 @@ impl GpuGroup {
         for rank in &mut ranks {
             rank.connect(&mailboxes)?;
         }
-        let mut group = Self { secret: secret.clone(), ranks, bootstraps: InProcess::group(count) };
+        let order = match options.launch {
+            LaunchForm::PerStep => Some(Order::new(devices)?),
+            LaunchForm::Auto | LaunchForm::Persistent => None,
+        };
+        let mut group = Self { secret: secret.clone(), ranks, bootstraps: InProcess::group(count), order };
         group.rekey()?;
         Ok(group)
     }
@@ -214,6 +264,15 @@ impl GpuGroup {
         // All that may wait for a device comes first: once a kernel runs, it waits for those of the other ranks.
         let ready: Vec<_> =
             self.ranks.iter_mut().map(|rank| rank.prepare(request, count, dtype)).collect::<Result<_>>()?;
+        if self.order.is_some() {
+            let mut begun = false;
+            // SAFETY: by the caller's promise.
+            let queued = unsafe { self.run_steps(&ready, buffers, streams, &mut begun) };
+            if queued.is_err() && begun {
+                self.ranks.iter_mut().for_each(GpuRank::poison);
+            }
+            return queued;
+        }
         for (number, ready) in ready.into_iter().enumerate() {
             // SAFETY: by the caller's promise.
             let queued = unsafe { self.ranks[number].launch(ready, buffers[number], streams[number]) };
@@ -224,6 +283,46 @@ impl GpuGroup {
                 }
                 return Err(error);
             }
+        }
+        Ok(())
+    }
+
+    /// Queues a launch for each step: round by round, so that an event has been recorded when it is waited for. A rank's step
+    /// comes after its predecessor's of the round before. All ranks' results are complete, or one has failed, before any
+    /// rank closes the collective; so a failure wipes every rank's result. `begun` becomes true once anything is queued.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn run_steps(
+        &mut self,
+        ready: &[Ready],
+        buffers: &[RankBuffers],
+        streams: &[&Stream],
+        begun: &mut bool,
+    ) -> Result<()> {
+        let Some(Order { done, all_done }) = &self.order else { return Ok(()) };
+        let (ranks, plan) = (self.ranks.len(), ready[0].plan());
+        for round in 0..plan.rounds() {
+            let at_work: Vec<_> =
+                (0..ranks).filter_map(|rank| Some((rank, plan.step_in(rank, round)?))).collect();
+            for &(rank, _) in at_work.iter().filter(|_| round > 0) {
+                streams[rank].wait(&done[(rank + ranks - 1) % ranks])?;
+            }
+            for (rank, part) in at_work {
+                // SAFETY: by the caller's promise.
+                unsafe { self.ranks[rank].launch(ready[rank].only(part), buffers[rank], streams[rank])? };
+                *begun = true;
+                streams[rank].mark(&done[rank])?;
+            }
+        }
+        if plan.rounds() > 0 {
+            done[1..].iter().try_for_each(|done| streams[0].wait(done))?;
+            streams[0].mark(all_done)?;
+            streams[1..].iter().try_for_each(|stream| stream.wait(all_done))?;
+        }
+        for (rank, ready) in ready.iter().enumerate() {
+            // SAFETY: by the caller's promise.
+            unsafe { self.ranks[rank].launch(ready.only(Part::Close), buffers[rank], streams[rank])? };
         }
         Ok(())
     }
@@ -280,17 +379,67 @@ impl GpuGroup {
     pub fn blocks(&self) -> u32 {
         self.ranks[0].blocks()
     }
+
+    /// How its collectives become launches; not [`LaunchForm::Auto`].
+    pub fn launch_form(&self) -> LaunchForm {
+        if self.order.is_some() { LaunchForm::PerStep } else { LaunchForm::Persistent }
+    }
 }
 
-/// How many blocks each rank runs when all are in this process.
-fn blocks_of_a_rank(devices: &[Device], budget: Option<u32>) -> Result<u32> {
-    let mut blocks = budget.unwrap_or(u32::MAX);
-    for device in devices {
-        let sharing = devices.iter().filter(|other| other.ordinal() == device.ordinal()).count();
-        blocks = blocks.min(shared_blocks(device.multiprocessors()?, sharing)?);
-    }
-    if blocks == 0 {
+/// How collectives become launches when all ranks are in this process, and how many blocks each rank runs.
+fn launches(devices: &[Device], options: &GpuOptions) -> Result<(LaunchForm, u32)> {
+    let multiprocessors = devices.iter().map(Device::multiprocessors).collect::<Result<Vec<_>>>()?;
+    let sharing = |device: &Device| devices.iter().filter(|o| o.ordinal() == device.ordinal()).count();
+    let gpus: Vec<_> = multiprocessors.into_iter().zip(devices.iter().map(sharing)).collect();
+    divide(&gpus, options)
+}
+
+/// As [`launches`], of ranks of which each is on a GPU with so many multiprocessors that so many ranks share.
+fn divide(gpus: &[(u32, usize)], options: &GpuOptions) -> Result<(LaunchForm, u32)> {
+    let budget = options.sm_budget.unwrap_or(u32::MAX);
+    if budget == 0 {
         return Err(Error::InvalidArgument("no multiprocessor for a rank: an SM budget of 0".into()));
     }
-    Ok(blocks)
+    let shares = gpus.iter().map(|&(multiprocessors, sharing)| shared_blocks(multiprocessors, sharing));
+    let resident = shares.collect::<Result<Vec<_>>>().map(|shares| shares.into_iter().fold(budget, u32::min));
+    match (options.launch, resident) {
+        (LaunchForm::PerStep, Ok(blocks)) => Ok((LaunchForm::PerStep, blocks)),
+        // Blocks that find no room come later.
+        (LaunchForm::PerStep, Err(_)) => Ok((LaunchForm::PerStep, 1)),
+        (LaunchForm::Auto, Err(_)) if launches_per_step(options.algorithm) => Ok((LaunchForm::PerStep, 1)),
+        (LaunchForm::Auto | LaunchForm::Persistent, resident) => Ok((LaunchForm::Persistent, resident?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_are_not_resident_together_launch_each_step() {
+        let form = |launch, algorithm, gpus: &[(u32, usize)], sm_budget| {
+            divide(gpus, &GpuOptions { launch, algorithm, sm_budget, ..GpuOptions::default() })
+        };
+        let (full, crowded) = ([(132, 4); 4], [(132, 133); 133]);
+        for (launch, gpus, budget, expected) in [
+            (LaunchForm::Auto, &full[..], None, (LaunchForm::Persistent, 33)),
+            (LaunchForm::Auto, &full, Some(16), (LaunchForm::Persistent, 16)),
+            (LaunchForm::PerStep, &full, None, (LaunchForm::PerStep, 33)),
+            (LaunchForm::PerStep, &full, Some(2), (LaunchForm::PerStep, 2)),
+            (LaunchForm::Auto, &crowded, None, (LaunchForm::PerStep, 1)),
+            (LaunchForm::Auto, &[(132, 1), (8, 9)], Some(4), (LaunchForm::PerStep, 1)),
+        ] {
+            assert_eq!(form(launch, Algorithm::RelayRing, gpus, budget).unwrap(), expected);
+        }
+        for refused in [
+            form(LaunchForm::Persistent, Algorithm::Ring, &crowded, None),
+            form(LaunchForm::Auto, Algorithm::Direct, &crowded, None),
+            form(LaunchForm::PerStep, Algorithm::Ring, &full, Some(0)),
+        ] {
+            assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
+        }
+        let step = |algorithm| GpuOptions { launch: LaunchForm::PerStep, algorithm, ..GpuOptions::default() };
+        assert!(check(&step(Algorithm::RelayRing), 3).is_ok());
+        assert!(matches!(check(&step(Algorithm::Direct), 3), Err(Error::Unsupported { .. })));
+    }
 }

@@ -13,6 +13,38 @@ use crate::collective::{Algorithm, Collective, Partition};
 /// Offsets that are multiples of this leave quads whole.
 const QUAD: usize = 16;
 
+/// What one launch does of a rank's part in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it.
+    Whole,
+    /// One step; others of the same collective follow, and the closing one at last.
+    Step {
+        /// Its number.
+        index: usize,
+        /// Whether it is the rank's first.
+        first: bool,
+    },
+    /// Counts the collective, and wipes its result if a rank has failed.
+    Close,
+}
+
+impl Part {
+    /// Whether the collective begins with it: of an empty one the closing launch is the only one.
+    pub(super) fn is_first(self, plan: &Plan) -> bool {
+        match self {
+            Self::Whole => true,
+            Self::Step { first, .. } => first,
+            Self::Close => plan.bytes == 0,
+        }
+    }
+
+    /// Whether it ends with it.
+    pub(super) fn is_last(self) -> bool {
+        !matches!(self, Self::Step { .. })
+    }
+}
+
 /// A collective on vectors of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
@@ -108,6 +140,28 @@ impl Plan {
         }
     }
 
+    /// How many rounds of launches the steps take when each is a launch, see [`Self::step_in`].
+    pub(super) fn rounds(&self) -> usize {
+        match self.collective {
+            _ if self.bytes == 0 => 0,
+            Collective::AllReduce if self.algorithm == Algorithm::Exchange => self.ranks,
+            Collective::AllReduce => 2 * self.ranks - 1,
+            Collective::ReduceScatter | Collective::AllGather | Collective::Broadcast { .. } => self.ranks,
+        }
+    }
+
+    /// The step that rank `rank` does in round `round`, if any. What it receives was sent in an earlier round.
+    pub(super) fn step_in(&self, rank: usize, round: usize) -> Option<Part> {
+        let index = match self.collective {
+            // The vector passes one rank after the other.
+            Collective::Broadcast { root } => {
+                ((rank + self.ranks - root) % self.ranks == round).then_some(0)?
+            }
+            _ => round,
+        };
+        (round < self.rounds()).then_some(Part::Step { index, first: index == 0 })
+    }
+
     /// The steps of rank `rank`; none for an empty vector. An exchange's other collectives are the ring's: of two ranks
     /// they have the same operations and the same bits as by any other algorithm.
     pub(super) fn steps(&self, rank: usize) -> Vec<Step> {
@@ -141,6 +195,8 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use ringseal_kernels::step::{RECEIVE, SEND};
+
     use super::*;
     use crate::collective::schedule::Schedule;
 
@@ -160,6 +216,45 @@ mod tests {
                     let most = (0..ranks).map(|rank| schedule.operations(rank).seals).max();
                     let plan = Plan::new(collective, algorithm, ranks, 1000, Dtype::F32);
                     assert_eq!(Some(plan.seals()), most, "{collective:?} {algorithm:?} {ranks}");
+                }
+            }
+        }
+    }
+
+    /// Each step once and in order, and none before what it receives has been sent.
+    #[test]
+    fn rounds_wait_for_nothing() {
+        for collective in COLLECTIVES.into_iter().chain([Collective::Broadcast { root: 1 }]) {
+            for algorithm in [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange] {
+                for ranks in 1..=if algorithm == Algorithm::Exchange { 2 } else { 9 } {
+                    if ranks == 1 && collective == (Collective::Broadcast { root: 1 }) {
+                        continue;
+                    }
+                    let plan = Plan::new(collective, algorithm, ranks, 1000, Dtype::F32);
+                    let tables: Vec<_> = (0..ranks).map(|rank| plan.steps(rank)).collect();
+                    let mut done = vec![0; ranks];
+                    // Messages from each rank.
+                    let mut sent = vec![Vec::new(); ranks];
+                    for round in 0..plan.rounds() {
+                        let before = sent.clone();
+                        for rank in 0..ranks {
+                            let Some(part) = plan.step_in(rank, round) else { continue };
+                            assert_eq!(part, Part::Step { index: done[rank], first: done[rank] == 0 });
+                            let step = tables[rank][done[rank]];
+                            done[rank] += 1;
+                            if step.actions & RECEIVE != 0 {
+                                let predecessor = &before[(rank + ranks - 1) % ranks];
+                                assert!(predecessor.contains(&step.receives), "{plan:?}, {rank}, {round}");
+                            }
+                            if step.actions & SEND != 0 {
+                                sent[rank].push(step.sends);
+                            }
+                        }
+                    }
+                    assert!((0..ranks).all(|rank| done[rank] == tables[rank].len()), "{plan:?}");
+                    let empty = Plan::new(collective, algorithm, ranks, 0, Dtype::F32);
+                    assert_eq!((empty.rounds(), empty.step_in(0, 0)), (0, None));
+                    assert!(Part::Close.is_first(&empty) && !Part::Close.is_first(&plan));
                 }
             }
         }

@@ -1,4 +1,6 @@
-//! Collectives round a ring as one persistent kernel a rank: every step of a collective in one launch.
+//! Collectives round a ring as one persistent kernel a rank: every step of a collective in one launch. Or, where the ranks'
+//! blocks can't all be resident at once, in a launch for each step ([`RingParams::more`]): a kernel that starts after the one
+//! that sends what it receives never waits.
 //!
 //! A block of threads owns the records `block, block + grid, ..` of every chunk in every step, on every rank alike. So
 //! a record depends only on the same block's earlier work and on the predecessor's block of the same number: blocks of
@@ -136,7 +138,7 @@ pub struct RingParams {
     pub calls: u64,
     /// See [`calls`](Self::calls).
     pub calls_limit: u64,
-    /// Steps in the table.
+    /// Steps in the table; of a collective in several launches, those of this one.
     pub step_count: u32,
     /// Records of the longest chunk.
     pub records: u32,
@@ -152,6 +154,11 @@ pub struct RingParams {
     pub unit: u32,
     /// 1 when the rank may only complete the collective once its successor has started it.
     pub awaits_successor: u32,
+    /// 1 when more launches of the same collective follow: this one then leaves the rank's counts as they are, so that all
+    /// of them have its number, its half of the inbox and its share of the keys' calls.
+    pub more: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// How records are protected on their way, and what else a block does with them.
@@ -451,8 +458,8 @@ unsafe fn await_successor(block: &Block) {
     }
 }
 
-/// The last block to leave counts the collective and, when it failed, wipes its output: parts of it were stored before
-/// their tags had been compared. `place` is a word of shared memory.
+/// The last block to leave the collective's last launch counts the collective and, when it failed, wipes its output: parts
+/// of it were stored before their tags had been compared. `place` is a word of shared memory.
 ///
 /// # Safety
 /// All threads of all blocks, once.
@@ -465,7 +472,11 @@ pub(crate) unsafe fn leave(block: &Block, place: u32) {
         if thread::index() == RELEASER {
             device::fence::system();
             let others = global::add_u32(params.state + EXITED, 1);
-            let last = others + 1 == thread::grid_size();
+            let mut last = others + 1 == thread::grid_size();
+            if last {
+                global::store_u32(params.state + EXITED, 0);
+            }
+            last &= params.more == 0;
             if last && params.awaits_successor != 0 {
                 await_successor(block);
             }
@@ -491,7 +502,6 @@ pub(crate) unsafe fn leave(block: &Block, place: u32) {
                 global::store_u64(params.state + EPOCH, params.epoch);
                 global::store_u64(params.state + CALLS, reserved);
             }
-            global::store_u32(params.state + EXITED, 0);
             global::store_u64(params.state + SEQUENCE, block.sequence + 1);
             global::store_u64(params.state + TURN, block.half + (params.step_count != 0) as u64);
         }

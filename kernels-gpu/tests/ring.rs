@@ -216,6 +216,8 @@ impl Group {
             ranks,
             unit: if parts { self.setup.element as u32 } else { 16 },
             awaits_successor: (parts || matches!(self.setup.collective, Collective::Broadcast(_))) as u32,
+            more: 0,
+            reserved: 0,
         }
     }
 
@@ -284,18 +286,71 @@ fn call(setup: &Setup) -> Call {
     }
 }
 
+/// A kernel and, when it takes them, its keys.
+#[derive(Clone, Copy)]
+enum Protection<'a> {
+    Plain(unsafe fn(RingParams)),
+    Sealed(&'a Keys, unsafe fn(SealedRingParams)),
+}
+
 impl Group {
+    /// A launch for each step and one at the end, one grid alone after the other: none can wait for another. `after` is
+    /// called after each round of launches.
+    fn step_by_step(&mut self, protection: Protection<'_>, mut after: impl FnMut(&mut Self, u32)) {
+        let ranks = self.setup.ranks;
+        let alone = |group: &Self, rank: u32, params: RingParams| match protection {
+            Protection::Plain(kernel) => {
+                // SAFETY: the group's memory is as the parameters say.
+                launch(&[Launch::new(group.setup.grid, THREADS, PLAIN_SHARED, move || unsafe {
+                    kernel(params)
+                })]);
+            }
+            Protection::Sealed(keys, kernel) => {
+                let params = group.sealed_params(keys, rank, params);
+                // SAFETY: as above.
+                let body = move || unsafe { kernel(params) };
+                launch(&[Launch::new(group.setup.grid, THREADS, SEALED_SHARED, body)]);
+            }
+        };
+        let rounds = match self.setup.collective {
+            Collective::Broadcast(_) => ranks,
+            _ => self.steps[0].len() as u32,
+        };
+        for round in 0..rounds {
+            // The order within a round doesn't matter.
+            for rank in (0..ranks).map(|rank| (rank + round) % ranks) {
+                let index = match self.setup.collective {
+                    Collective::Broadcast(root) if (rank + ranks - root) % ranks != round => continue,
+                    Collective::Broadcast(_) => 0,
+                    _ => round,
+                };
+                let params = self.params(rank);
+                let steps = params.steps + index as u64 * size_of::<Step>() as u64;
+                alone(self, rank, RingParams { steps, step_count: 1, more: 1, ..params });
+            }
+            after(self, round);
+        }
+        for rank in 0..ranks {
+            alone(self, rank, RingParams { step_count: 1, records: 0, ..self.params(rank) });
+        }
+    }
+
+    fn sealed_params(&self, keys: &Keys, rank: u32, ring: RingParams) -> SealedRingParams {
+        let ranks = self.setup.ranks;
+        SealedRingParams {
+            ring,
+            own: keys.sealed(rank),
+            predecessor: keys.sealed((rank + ranks - 1) % ranks),
+            call: call(&self.setup),
+            senders: keys.senders.as_ptr() as u64,
+        }
+    }
+
     fn sealed(&self, keys: &Keys, kernel: unsafe fn(SealedRingParams)) {
         let ranks = self.setup.ranks;
         let grids: Vec<_> = (0..ranks)
             .map(|rank| {
-                let params = SealedRingParams {
-                    ring: self.params(rank),
-                    own: keys.sealed(rank),
-                    predecessor: keys.sealed((rank + ranks - 1) % ranks),
-                    call: call(&self.setup),
-                    senders: keys.senders.as_ptr() as u64,
-                };
+                let params = self.sealed_params(keys, rank, self.params(rank));
                 // SAFETY: the group's memory is as the parameters say.
                 Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
             })
@@ -793,6 +848,119 @@ fn a_graph_that_is_replayed_too_often_is_refused() {
     }
     group.plain(0..2, ring_plain);
     assert!(group.states.iter().all(|state| state.aborted != 0));
+    assert!(group.states.iter().any(|state| state.failure >> 56 == failure::EXHAUSTED));
+    assert!((0..2).all(|rank| group.output(rank).iter().all(|&byte| byte == 0)));
+}
+
+/// What crosses, and every result, are those of a single launch, whatever the collective.
+#[test]
+fn step_by_step_nothing_waits_and_the_bytes_are_the_same() {
+    use Collective::{AllGather, AllReduce, Broadcast, Exchange, ReduceScatter};
+    for (collective, ranks, count, in_place) in [
+        (AllReduce, 1, 33, false),
+        (AllReduce, 2, 5000, true),
+        (AllReduce, 3, 6001, false),
+        (AllReduce, 4, 3, true),
+        (Exchange, 2, 5000, true),
+        (ReduceScatter, 3, 5000, false),
+        (AllGather, 3, 5000, false),
+        (Broadcast(2), 3, 5000, false),
+    ] {
+        let keys = Keys::new(ranks);
+        for (relay, protection) in [
+            (false, Protection::Plain(ring_plain)),
+            (false, Protection::Sealed(&keys, ring_sealed_128)),
+            (true, Protection::Sealed(&keys, relay_sealed_128)),
+        ] {
+            if relay && collective == Exchange {
+                continue;
+            }
+            let of = || Setup {
+                relay,
+                collective,
+                in_place,
+                ..setup(ranks, 2, 4 * count, 4096, reduction(F32, SUM))
+            };
+            let vectors = vectors(ranks, 4 * count);
+            let (mut whole, mut steps) = (Group::new(of(), &vectors), Group::new(of(), &vectors));
+            // Both halves of the inboxes, and the first anew; in place, on the results of the time before.
+            for sequence in 1..4 {
+                match protection {
+                    Protection::Plain(kernel) => whole.plain(0..ranks, kernel),
+                    Protection::Sealed(keys, kernel) => whole.sealed(keys, kernel),
+                }
+                steps.step_by_step(protection, |_, _| {});
+                for rank in 0..ranks {
+                    let what = format!("rank {rank} of {ranks}, {count}, relay {relay}, number {sequence}");
+                    let of_rank = rank as usize;
+                    assert_eq!(steps.states[of_rank].failure, 0, "{what}");
+                    let counts = |state: &RankState| (state.sequence, state.turn & 1, state.calls, state.exited);
+                    let expected = (sequence + 1, sequence % 2, sequence, 0);
+                    assert_eq!(counts(&steps.states[of_rank]), expected, "{what}");
+                    assert_eq!(counts(&whole.states[of_rank]), expected, "{what}");
+                    assert!(steps.output(rank) == whole.output(rank), "{what}");
+                    assert!(steps.inboxes[of_rank].bytes() == whole.inboxes[of_rank].bytes(), "{what}");
+                    assert!(steps.signals[of_rank].bytes() == whole.signals[of_rank].bytes(), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// A byte of any message: no rank releases anything after the round in which it is found, and at the end all have failed and
+/// every result is zeros. After a reset the next collective is right.
+#[test]
+fn step_by_step_a_changed_byte_stops_all_later_launches() {
+    let (ranks, count) = (3, 3000);
+    let keys = Keys::new(ranks);
+    for (relay, kernel) in [(false, ring_sealed_128 as Kernel), (true, relay_sealed_128)] {
+        let of = || Setup { relay, ..setup(ranks, 2, 4 * count, 2048, reduction(F32, SUM)) };
+        let vectors = vectors(ranks, 4 * count);
+        let expected = expected(&of(), &vectors, add_f32, |sum| sum);
+        for message in 0..of().messages() {
+            let mut group = Group::new(of(), &vectors);
+            let stride = of().longest().next_multiple_of(256) as usize;
+            let mut released = Vec::new();
+            group.step_by_step(Protection::Sealed(&keys, kernel), |group, round| {
+                if round == message {
+                    group.inboxes[1].bytes()[message as usize * stride + 2048 + 5] ^= 0x40;
+                }
+                if round > message {
+                    let signals = group.signals.iter_mut().map(|signals| signals.bytes().to_vec()).collect();
+                    if round == message + 1 {
+                        released = signals;
+                    } else {
+                        assert!(released == signals, "relay {relay}, message {message}, round {round}");
+                    }
+                }
+            });
+            let found = failure::pack(failure::AUTHENTICATION, message, 1);
+            for rank in 0..ranks {
+                let state = group.states[rank as usize];
+                assert_eq!(state.failure, if rank == 1 { found } else { 0 }, "relay {relay}, {message}");
+                assert_eq!((state.aborted, state.sequence), (2, 2), "relay {relay}, {message}: rank {rank}");
+                assert!(group.output(rank).iter().all(|&byte| byte == 0), "relay {relay}, {message}");
+            }
+            group.states.fill(RankState { sequence: 1, ..RankState::default() });
+            group.notices.fill(Notice::default());
+            group.signals.iter_mut().for_each(|signals| signals.bytes().fill(0));
+            group.step_by_step(Protection::Sealed(&keys, kernel), |_, _| {});
+            assert!((0..ranks).all(|rank| group.output(rank) == expected), "relay {relay}, {message}");
+        }
+    }
+}
+
+/// Keys that may not make the collective's calls fail it in its first launch.
+#[test]
+fn step_by_step_calls_are_counted_once() {
+    let vectors = vectors(2, 4000);
+    let mut group = Group::new(setup(2, 1, 4000, 1024, reduction(F32, SUM)), &vectors);
+    group.calls_limit = 2;
+    for times in 1..=2 {
+        group.step_by_step(Protection::Plain(ring_plain), |_, _| {});
+        assert!(group.states.iter().all(|state| state.failure == 0 && state.calls == times));
+    }
+    group.step_by_step(Protection::Plain(ring_plain), |_, _| {});
     assert!(group.states.iter().any(|state| state.failure >> 56 == failure::EXHAUSTED));
     assert!((0..2).all(|rank| group.output(rank).iter().all(|&byte| byte == 0)));
 }
