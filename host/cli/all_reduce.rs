@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, ValueEnum};
 use ringseal::collective::{Crypto, KeyLength};
+use ringseal::cuda::LaunchForm;
 use ringseal::{Dtype, ReduceOp};
 
 use super::BackendName;
@@ -52,6 +53,10 @@ pub(crate) struct Arguments {
     /// Where the ranks are: cuda puts one on each GPU in turn, cpu all on the CPU; auto takes GPUs that can do it.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
+    /// On GPUs, how collectives are launched: persistent (one kernel a rank, whose blocks must all be resident at once),
+    /// step (a kernel for each step, none of which waits for another), or auto (persistent where it can be).
+    #[arg(long, value_name = "FORM", value_enum)]
+    launch: Option<LaunchName>,
     #[command(flatten)]
     benchmark: BenchmarkArguments,
     #[command(flatten)]
@@ -126,6 +131,23 @@ enum Aes {
     Aes256,
 }
 
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum LaunchName {
+    Auto,
+    Persistent,
+    Step,
+}
+
+impl From<LaunchName> for LaunchForm {
+    fn from(name: LaunchName) -> Self {
+        match name {
+            LaunchName::Auto => Self::Auto,
+            LaunchName::Persistent => Self::Persistent,
+            LaunchName::Step => Self::PerStep,
+        }
+    }
+}
+
 fn parse_switch(text: &str) -> Result<bool, String> {
     match text {
         "0" => Ok(false),
@@ -142,8 +164,20 @@ enum Job {
 
 impl Job {
     fn new(arguments: Arguments) -> Outcome<Self> {
-        let Arguments { ranks, op, algo, crypto, aes, chains, record, backend, benchmark, files, membership } =
-            arguments;
+        let Arguments {
+            ranks,
+            op,
+            algo,
+            crypto,
+            aes,
+            chains,
+            record,
+            backend,
+            launch,
+            benchmark,
+            files,
+            membership,
+        } = arguments;
         let FileArguments { input: inputs, output } = files;
         let ranks = ranks.unwrap_or(if inputs.is_empty() { RANKS } else { inputs.len() });
         if !inputs.is_empty() && ranks != 0 && ranks != inputs.len() {
@@ -164,7 +198,8 @@ impl Job {
             (Protection::Gcm | Protection::Seed, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
         };
         let membership = Membership::new(membership, ranks)?;
-        let setup = Setup::new(ranks, algo, crypto, structure, record, backend, membership)?;
+        let setup = Setup::new(ranks, algo, crypto, structure, record, backend, membership)?
+            .launched(launch.map(LaunchForm::from))?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }

@@ -894,7 +894,8 @@ fn step_by_step_nothing_waits_and_the_bytes_are_the_same() {
                     let what = format!("rank {rank} of {ranks}, {count}, relay {relay}, number {sequence}");
                     let of_rank = rank as usize;
                     assert_eq!(steps.states[of_rank].failure, 0, "{what}");
-                    let counts = |state: &RankState| (state.sequence, state.turn & 1, state.calls, state.exited);
+                    let counts =
+                        |state: &RankState| (state.sequence, state.turn & 1, state.calls, state.exited);
                     let expected = (sequence + 1, sequence % 2, sequence, 0);
                     assert_eq!(counts(&steps.states[of_rank]), expected, "{what}");
                     assert_eq!(counts(&whole.states[of_rank]), expected, "{what}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Buffers, Communicator, Options, Partition, Request};
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, Launch, Module, RankBuffers, Stream,
+    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
@@ -30,6 +30,8 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
         missing_rank(from_ref(gpu), Crypto::None)
     }),
+    ("ring::plain_step_by_step_has_the_same_bits", |gpu| steps_have_the_same_bits(gpu, Crypto::None)),
+    ("ring::more_ranks_than_multiprocessors_launch_each_step", more_ranks_than_fit),
 ];
 
 /// For these the kernels must have AES-GCM.
@@ -77,6 +79,16 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
     ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
     ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
+    ("ring::sealed_step_by_step_has_the_same_bits", |gpu| steps_have_the_same_bits(gpu, AES256)),
+    ("ring::changed_bytes_fail_all_ranks_step_by_step", |gpu| {
+        for algorithm in [Algorithm::Ring, Algorithm::RelayRing] {
+            tamper_launched(from_ref(gpu), SUMS, algorithm, LaunchForm::PerStep)?;
+        }
+        tamper_launched(from_ref(gpu), Request::Broadcast { root: 1 }, Algorithm::Ring, LaunchForm::PerStep)
+    }),
+    ("ring::step_by_step_graphs_can_be_replayed", |gpu| {
+        graph_launched(from_ref(gpu), AES128, Algorithm::RelayRing, SUMS, LaunchForm::PerStep)
+    }),
 ];
 
 /// For these there must be two GPUs as well.
@@ -587,6 +599,10 @@ fn missing_rank(gpus: &[Device], crypto: Crypto) -> Outcome {
 /// Overwrites four bytes of a record or a tag between the sender and the receiver: the storm of stores begins before the
 /// collective, and between the sender's store and the receiver's load lie the rest of a long record or its opening.
 fn tamper(gpus: &[Device], request: Request, algorithm: Algorithm) -> Outcome {
+    tamper_launched(gpus, request, algorithm, LaunchForm::Auto)
+}
+
+fn tamper_launched(gpus: &[Device], request: Request, algorithm: Algorithm, launch: LaunchForm) -> Outcome {
     let _alone = alone();
     const RECORD: usize = 64 << 10;
     /// Where in a record, or in its tag.
@@ -614,6 +630,7 @@ fn tamper(gpus: &[Device], request: Request, algorithm: Algorithm) -> Outcome {
             record_bytes: Some(RECORD),
             sm_budget: Some(16),
             algorithm,
+            launch,
             ..options(crypto, bytes)
         };
         let mut ranks = Ranks::new(&devices, options)?;
@@ -708,11 +725,22 @@ fn only_ciphertext_crosses(gpus: &[Device]) -> Outcome {
 /// One capture of a collective on all ranks' streams, replayed with other vectors, and with a collective outside of the
 /// graph in between: the ranks count their collectives on the device.
 fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm, request: Request) -> Outcome {
+    graph_launched(gpus, crypto, algorithm, request, LaunchForm::Auto)
+}
+
+fn graph_launched(
+    gpus: &[Device],
+    crypto: Crypto,
+    algorithm: Algorithm,
+    request: Request,
+    launch: LaunchForm,
+) -> Outcome {
     let _alone = alone();
     let bytes = 1 << 20;
     let case = Case { request, ..Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4 - 3) };
     let count = if algorithm == Algorithm::Exchange { 2 } else { 3 };
-    let mut ranks = Ranks::new(&places(gpus, count), GpuOptions { algorithm, ..options(crypto, bytes) })?;
+    let mut ranks =
+        Ranks::new(&places(gpus, count), GpuOptions { algorithm, launch, ..options(crypto, bytes) })?;
     let expected = ranks.expected(&[case])?.remove(0);
     ranks.succeeds(&case, &expected)?;
     let Ranks { group, streams, inputs, outputs, .. } = &mut ranks;
@@ -747,6 +775,59 @@ fn graph(gpus: &[Device], crypto: Crypto, algorithm: Algorithm, request: Request
         ranks.succeeds(&case, &expected)?;
     }
     Ok(())
+}
+
+fn by_steps(crypto: Crypto, max_bytes: usize) -> GpuOptions {
+    GpuOptions { launch: LaunchForm::PerStep, ..options(crypto, max_bytes) }
+}
+
+/// All collectives, each many times in a row without waiting, as the persistent form and the CPU have them.
+fn steps_have_the_same_bits(gpu: &Device, crypto: Crypto) -> Outcome {
+    let _alone = alone();
+    for count in [1, 2, 3, 4] {
+        for algorithm in [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange] {
+            if algorithm == Algorithm::Exchange && count > 2 {
+                continue;
+            }
+            let bytes = 1 << 18;
+            let launch = by_steps(crypto, 4 * bytes);
+            let mut ranks = Ranks::new(&places(from_ref(gpu), count), GpuOptions { algorithm, ..launch })?;
+            ensure!(ranks.group.launch_form() == LaunchForm::PerStep, "another form was taken");
+            let scatter = Request::ReduceScatter(ReduceOp::Sum);
+            let mut cases = Vec::new();
+            for request in [SUMS, scatter, Request::AllGather, Request::Broadcast { root: count - 1 }, SUMS] {
+                for elements in [0, 1, bytes / 4 - 5, bytes] {
+                    let in_place = cases.len() % 2 == 1;
+                    cases.push(Case { request, dtype: Dtype::F32, count: elements, offset: 0, in_place });
+                }
+            }
+            let expected = ranks.expected(&cases)?;
+            for (case, expected) in cases.iter().zip(&expected) {
+                ranks.succeeds(case, expected)?;
+                for _ in 0..5 {
+                    ranks.start(case)?;
+                }
+                ranks.succeeds(case, expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One more rank than there are multiprocessors: their persistent kernels would wait for each other in vain.
+fn more_ranks_than_fit(gpu: &Device) -> Outcome {
+    let _alone = alone();
+    let count = gpu.multiprocessors()? as usize + 1;
+    let devices = places(from_ref(gpu), count);
+    let persistent =
+        GpuOptions { launch: LaunchForm::Persistent, sm_budget: None, ..options(Crypto::None, 4096) };
+    let refusal = GpuGroup::new(&devices, &image(gpu)?, &GroupSecret::random()?, persistent);
+    ensure!(matches!(refusal, Err(Failure::InvalidArgument(_))), "{refusal:?}");
+    let mut ranks = Ranks::new(&devices, options(Crypto::None, 4096))?;
+    ensure!(ranks.group.launch_form() == LaunchForm::PerStep, "auto took the persistent form");
+    let case = Case::all_reduce(Dtype::I32, ReduceOp::Sum, 1000);
+    let expected = ranks.expected(&[case])?.remove(0);
+    ranks.succeeds(&case, &expected)
 }
 
 /// Keys that last for two collectives or one.

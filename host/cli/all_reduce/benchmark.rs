@@ -103,7 +103,8 @@ impl Benchmark {
             0 => Box::new(io::stdout().lock()),
             _ => Box::new(io::sink()),
         };
-        self.write_preamble(&mut stdout, &description, plain.is_some()).map_err(Failure::stdout)?;
+        self.write_preamble(&mut stdout, &description, &group.notes(), plain.is_some())
+            .map_err(Failure::stdout)?;
         let mut rows = Vec::new();
         for size in self.sweep.sizes() {
             let row = self.measure(size, &mut group, plain.as_mut())?;
@@ -167,9 +168,16 @@ impl Benchmark {
         Ok(Figures::new(sample.expected.len(), self.setup.ranks(), &times, wrong))
     }
 
-    fn write_preamble(&self, out: &mut dyn io::Write, description: &str, plain: bool) -> io::Result<()> {
+    fn write_preamble(
+        &self,
+        out: &mut dyn io::Write,
+        description: &str,
+        notes: &[String],
+        plain: bool,
+    ) -> io::Result<()> {
         let Self { iterations, warmup, .. } = self;
         writeln!(out, "# ringseal {}: {description}", env!("CARGO_PKG_VERSION"))?;
+        notes.iter().try_for_each(|note| writeln!(out, "# {note}"))?;
         let span = match self.setup.own_ranks().len() == self.setup.ranks() {
             true => "from the first rank's start to the last one's end",
             false => "from this rank's start to its end",

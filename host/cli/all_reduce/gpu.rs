@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::membership::Membership;
 use ringseal::collective::Crypto;
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, RankBuffers, SeedGroup, SeedOptions, Stream,
+    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, RankBuffers, SeedGroup,
+    SeedOptions, Stream,
 };
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
 
@@ -100,6 +101,16 @@ impl GpuRanks {
             inputs: devices.iter().map(room).collect::<Result<_>>()?,
             outputs: devices.iter().map(room).collect::<Result<_>>()?,
         })
+    }
+
+    /// What is worth knowing of how the ranks were set up, a line each.
+    pub(super) fn notes(&self) -> Vec<String> {
+        match &self.team {
+            Team::Group(group) if group.launch_form() == LaunchForm::PerStep => {
+                vec!["a launch for each step, ordered by events".into()]
+            }
+            Team::Group(_) | Team::Seed(_) | Team::Member(_) => Vec::new(),
+        }
     }
 
     /// Ends in good order.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Nodes, Options, Request};
-use ringseal::cuda::{Device, GpuOptions, SeedOptions};
+use ringseal::cuda::{Device, GpuOptions, LaunchForm, SeedOptions};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks, GroupOptions};
@@ -83,6 +83,7 @@ pub(super) struct Setup {
     crypto: Crypto,
     structure: Structure,
     record_bytes: Option<usize>,
+    launch: LaunchForm,
     /// When this process is one rank of them.
     membership: Option<Arc<Membership>>,
 }
@@ -154,7 +155,22 @@ impl Setup {
         }
         let record_bytes = record.map(|ByteSize(bytes)| bytes);
         let membership = membership.map(Arc::new);
-        Ok(Self { ranks, home, choice, crypto, structure, record_bytes, membership })
+        let launch = LaunchForm::Auto;
+        Ok(Self { ranks, home, choice, crypto, structure, record_bytes, launch, membership })
+    }
+
+    /// The same in another form of launches, if one is named.
+    pub(super) fn launched(self, form: Option<LaunchForm>) -> Outcome<Self> {
+        let Some(launch) = form else { return Ok(self) };
+        match (&self.home, self.structure) {
+            (Home::Gpus(_), Structure::Fused) => Ok(Self { launch, ..self }),
+            (Home::Gpus(_), Structure::Seed { .. }) => {
+                Err(Failure::Input("--launch: --crypto seed has launches of its own".into()))
+            }
+            (Home::Process(_), _) => {
+                Err(Failure::Input("--launch: nothing is launched on a CPU; use --backend cuda".into()))
+            }
+        }
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -174,7 +190,7 @@ impl Setup {
 
     /// In words, for the head of a table.
     pub(super) fn description(&self) -> Outcome<String> {
-        let Self { ranks, home, choice, crypto, structure, record_bytes, membership } = self;
+        let Self { ranks, home, choice, crypto, structure, record_bytes, membership, .. } = self;
         let carried = membership.as_ref().map_or(String::new(), |member| {
             let nodes = member.node_ranks.map(|ranks| format!(", in nodes of {ranks}")).unwrap_or_default();
             let carrier = if member.carrier == Carrier::Nccl { ", over NCCL" } else { "" };
@@ -249,7 +265,8 @@ impl Setup {
         let (defaults, record_bytes) = (GpuOptions::default(), self.record_bytes);
         let algorithm = self.gpu_algorithm();
         let timeout = self.membership.as_ref().map_or(defaults.timeout, |member| member.timeout);
-        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, timeout, ..defaults }
+        let launch = self.launch;
+        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, launch, timeout, ..defaults }
     }
 }
 
@@ -293,6 +310,14 @@ impl Group {
                 }
             })),
         })
+    }
+
+    /// What a benchmark's head says beside the [description](Setup::description), a line each.
+    pub(super) fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Gpus(ranks) => ranks.notes(),
+            Self::Process(..) | Self::Nodes(_) => Vec::new(),
+        }
     }
 
     /// Ends in good order, together with the ranks of other processes.
