@@ -9,13 +9,18 @@
 //! while the others go on.
 //!
 //! In place, the result may overwrite only what has been sealed: the sealing blocks count their records for the others.
+//!
+//! The `exchange_padded_*` kernels look for each record's keystream among pads made ahead (see [`padded`](crate::padded)). A
+//! record without one is sealed or opened by AES there and then: same bytes. With one, a tile costs its loads, two products
+//! and no look-ups.
 
 use crate::aes::{Prefix, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
     APART, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE, load_lanes,
 };
-use crate::params::{SHARED_BASE, TABLES_END};
+use crate::padded::{HEAD_BYTES, claim_head, pad_claim, pad_name, stride_of};
+use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BYTES, Header};
 use crate::ring::{
     Block, SIGNAL_BYTES, THREADS, aborted, allowed, differ, enter, exhausted, fail, failure, finished, leave,
@@ -45,6 +50,39 @@ pub struct ExchangeParams {
     pub reserved: u32,
 }
 
+/// Pads of one sender's records in one exchange: pad i lies at `pads + i * record_bytes`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ExchangePads {
+    /// Address of the pads.
+    pub pads: u64,
+    /// Address of their [`PadHead`](crate::padded::PadHead)s.
+    pub heads: u64,
+    /// How many pads there may be, from the first record on. 0 for none.
+    pub count: u32,
+    /// The serial number of the sender's key, as the heads have it.
+    pub serial: u32,
+    /// Address of a word that counts pads that were not there.
+    pub misses: u64,
+}
+
+impl ExchangePads {
+    /// No pads.
+    pub const NONE: Self = Self { pads: 0, heads: 0, count: 0, serial: 0, misses: 0 };
+}
+
+/// Parameters of a rank's part in one exchange with pads.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PaddedExchangeParams {
+    /// As without pads.
+    pub exchange: ExchangeParams,
+    /// Of the records that this rank seals.
+    pub seals: ExchangePads,
+    /// Of the records that it opens.
+    pub opens: ExchangePads,
+}
+
 // Shared memory after the tables of AES.
 const MATRICES_AT: u32 = TABLES_END;
 const LANES_AT: u32 = MATRICES_AT + GROUP_MATRICES_BYTES;
@@ -65,7 +103,12 @@ const UPPER: u32 = ASSOCIATED + AAD_BYTES;
 const BUFFER_BYTES: u32 = UPPER + 16 * UPPER_ENTRIES;
 const UPPER_ENTRIES: u32 = 4 * MOST_TILES + 2;
 /// Dynamic shared memory of the kernels.
-pub const EXCHANGE_SHARED: u32 = BUFFERS_AT + BATCH * BUFFER_BYTES - SHARED_BASE;
+pub const EXCHANGE_SHARED: u32 = CLAIMED_AT - SHARED_BASE;
+/// Of each record of a batch, whether its pad is claimed.
+const CLAIMED_AT: u32 = BUFFERS_AT + BATCH * BUFFER_BYTES;
+/// Dynamic shared memory of the kernels with pads.
+pub const PADDED_EXCHANGE_SHARED: u32 = CLAIMED_AT + 4 * BATCH - SHARED_BASE;
+const _: () = assert!(SHARED_BASE + PADDED_EXCHANGE_SHARED <= SHARED_END_SM_90);
 
 /// Records that a block prepares together: each by two warps.
 const BATCH: u32 = THREADS / 64;
@@ -74,13 +117,15 @@ const BATCH: u32 = THREADS / 64;
 const POLLER: u32 = THREADS - 32;
 
 /// What one block has to do.
-struct Work<'a, const ROUNDS: usize, const SEAL: bool> {
+struct Work<'a, const ROUNDS: usize, const SEAL: bool, const PADDED: bool> {
     params: &'a ExchangeParams,
     block: &'a Block,
     tables: Tables,
+    /// With `PADDED`, where to look for pads.
+    pads: &'a ExchangePads,
 }
 
-impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
+impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS, SEAL, PADDED> {
     #[inline(always)]
     fn key(&self) -> &SealedKey {
         if SEAL { &self.params.ring.own } else { &self.params.ring.predecessor }
@@ -245,6 +290,10 @@ impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
     /// As [`Self::prepare_buffer`].
     #[inline(always)]
     unsafe fn prepare_mask(&self, local: u32) {
+        // SAFETY: the caller's.
+        if PADDED && unsafe { self.claim(local) } {
+            return;
+        }
         let [a, b, c] = self.header(self.index(local)).nonce();
         let keys = &self.key().round_keys;
         let [mask] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
@@ -252,6 +301,213 @@ impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
             // SAFETY: the caller's.
             unsafe { shared::store_16::<0>(mask_at(local), mask) };
         }
+    }
+
+    /// One warp: claims the pad of the block's record `local`, if it is there, and stores the mask of the tag. Whether it
+    /// was there.
+    ///
+    /// # Safety
+    /// As [`Self::prepare_buffer`], for the mask and the place that says whether the pad is claimed.
+    #[inline(always)]
+    unsafe fn claim(&self, local: u32) -> bool {
+        let index = self.index(local);
+        let mut claimed = 0;
+        if thread::lane() == 0 {
+            let head = self.pads.heads + HEAD_BYTES * index as u64;
+            let claim = pad_claim(self.pads.serial, index);
+            let name = pad_name(self.block.sequence - 1, 0);
+            let stride = self.params.ring.ring.record_bytes as u64;
+            // SAFETY: the caller's; there are `count` heads.
+            unsafe {
+                claimed = (index < self.pads.count
+                    && claim_head(head, claim, name, self.bytes(index), mask_at(local))
+                    && stride_of(head) == stride) as u32;
+                if claimed == 0 {
+                    global::add_u32(self.pads.misses, 1);
+                }
+                shared::store_u32::<0>(claimed_at(local), claimed);
+            }
+        }
+        warp::shuffle(claimed, 0) != 0
+    }
+
+    /// Whether the pad of the block's record `local` is claimed.
+    ///
+    /// # Safety
+    /// The record is prepared.
+    #[inline(always)]
+    unsafe fn claimed(&self, local: u32) -> bool {
+        // From one lane, so that the compiler sees that it is uniform.
+        // SAFETY: the caller's.
+        PADDED && unsafe { warp::shuffle(shared::load_u32::<0>(claimed_at(local)), 0) != 0 }
+    }
+
+    /// The tiles of one record, by AES: this thread's word for the tag.
+    ///
+    /// # Safety
+    /// As [`Self::run`]; the record is prepared, and has arrived where it is to open.
+    #[inline(always)]
+    unsafe fn tiles<const COMMON: bool>(&self, local: u32, matrices: Matrices) -> u32 {
+        let ring = &self.params.ring.ring;
+        let keys = &self.key().round_keys;
+        let aligned = (ring.input | ring.output).is_multiple_of(16);
+        let (index, buffer) = (self.index(local), Self::buffer(local));
+        let (start, bytes) = (self.start(index), self.bytes(index));
+        let (tiles, pad) = tiles(bytes);
+        // Of this thread's first block: its low byte is that of all its blocks.
+        let counter = (first_counter(pad) & 255) + thread::index();
+        let mut upper = buffer + UPPER + 16 * (counter >> 8);
+        let before = thread::index() as i32 - (THREADS + pad) as i32;
+        // SAFETY: prepared.
+        let (low, mut chains) = unsafe {
+            (
+                Prefix::low_of(shared::load_u32::<0>(buffer), self.tables, keys, counter),
+                GroupedChains::new(associated_data(buffer + ASSOCIATED, before), tiles),
+            )
+        };
+        // Where the record lies, in quads from addresses that are parameters: three addresses would be six registers.
+        let vector_quads = (start / 16) as u32;
+        let slot_quads = ((self.block.half * ring.inbox_half + start) / 16) as u32;
+        let input = || ring.input + 16 * bits::opaque(vector_quads) as u64;
+        let output = || ring.output + 16 * bits::opaque(vector_quads) as u64;
+        let inbox = || ring.inbox + 16 * bits::opaque(slot_quads) as u64;
+        let outbox = || ring.outbox + 16 * bits::opaque(slot_quads) as u64;
+        let mut tile = 0;
+        while tile < tiles {
+            // The tile's first block, counted from the text's first.
+            let first = (tile * TILE) as i32 - pad as i32;
+            let at = first + thread::index() as i32;
+            let places = [at, at + APART as i32];
+            let whole = aligned && first >= 0 && (first as u32 + TILE) * 16 <= bytes;
+            // SAFETY: places in the record, or none.
+            let (received, own) = unsafe {
+                let received = match SEAL {
+                    true => [[0; 4]; 2],
+                    false => load_received(inbox(), places, bytes, whole),
+                };
+                (received, load_vector(input(), places, bytes, whole))
+            };
+            let mut key_stream = [[0; 4]; 2];
+            // Whether this warp has any of the text.
+            if whole || warp::ballot(places[1] >= 0) != 0 {
+                // SAFETY: prepared.
+                let states = unsafe {
+                    [xor(low, shared::load_16::<0>(upper)), xor(low, shared::load_16::<32>(upper))]
+                };
+                key_stream = self.tables.finish::<ROUNDS, 2>(keys, states);
+            }
+            let mut text = received;
+            // SAFETY: places in the record, or none; all threads of the block run this loop alike.
+            unsafe {
+                if SEAL {
+                    text = [xor(own[0], key_stream[0]), xor(own[1], key_stream[1])];
+                    if !whole {
+                        text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
+                    }
+                    store_sent(outbox(), places, bytes, whole, text);
+                } else {
+                    let opened = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
+                    // Written out: closures were once not inlined, their quads then in local memory.
+                    let sums = [
+                        reduced::<COMMON>(self.block, opened[0], own[0]),
+                        reduced::<COMMON>(self.block, opened[1], own[1]),
+                    ];
+                    let results =
+                        [finished::<COMMON>(self.block, sums[0]), finished::<COMMON>(self.block, sums[1])];
+                    store_local(output(), places, bytes, whole, results);
+                }
+                if first < 0 {
+                    text = with_associated_data(buffer + ASSOCIATED, at, text);
+                }
+                chains.take(text, tiles - 1 - tile, matrices);
+            }
+            upper += 64;
+            tile += 1;
+        }
+        // SAFETY: as above.
+        unsafe { chains.last(lengths(bytes), matrices) }
+    }
+
+    /// As [`Self::tiles`], of a record whose pad is claimed: XOR in place of AES, and the next tile's text fetched ahead.
+    ///
+    /// # Safety
+    /// As [`Self::tiles`].
+    #[inline(always)]
+    unsafe fn padded_tiles<const COMMON: bool>(&self, local: u32, matrices: Matrices) -> u32 {
+        let ring = &self.params.ring.ring;
+        let aligned = (ring.input | ring.output).is_multiple_of(16);
+        let (index, associated) = (self.index(local), Self::buffer(local) + ASSOCIATED);
+        let (start, bytes) = (self.start(index), self.bytes(index));
+        let (tiles, pad) = tiles(bytes);
+        // As in `run`.
+        let vector_quads = (start / 16) as u32;
+        let slot_quads = ((self.block.half * ring.inbox_half + start) / 16) as u32;
+        let input = || ring.input + 16 * bits::opaque(vector_quads) as u64;
+        let output = || ring.output + 16 * bits::opaque(vector_quads) as u64;
+        let inbox = || ring.inbox + 16 * bits::opaque(slot_quads) as u64;
+        let outbox = || ring.outbox + 16 * bits::opaque(slot_quads) as u64;
+        let pads = || self.pads.pads + 16 * bits::opaque(vector_quads) as u64;
+        let whole_of = |first: i32| aligned && first >= 0 && (first as u32 + TILE) * 16 <= bytes;
+        // What a tile begins with: the ciphertext to open, or else the text to seal.
+        let fetch = |first: i32| {
+            let (at, whole) = (first + bits::opaque(thread::index()) as i32, whole_of(first));
+            let places = [at, at + APART as i32];
+            // SAFETY: places in the record, or none.
+            unsafe {
+                match SEAL {
+                    true => load_vector(input(), places, bytes, whole),
+                    false => load_received(inbox(), places, bytes, whole),
+                }
+            }
+        };
+        let before = bits::opaque(thread::index()) as i32 - (THREADS + pad) as i32;
+        // SAFETY: prepared.
+        let mut chains = unsafe { GroupedChains::new(associated_data(associated, before), tiles) };
+        // The tile's first block, counted from the text's first.
+        let mut first = -(pad as i32);
+        let mut next = fetch(first);
+        while first < bytes.div_ceil(16) as i32 {
+            let left = (bytes.div_ceil(16) as i32 - first) as u32 / TILE - 1;
+            let (at, whole) = (first + bits::opaque(thread::index()) as i32, whole_of(first));
+            let places = [at, at + APART as i32];
+            let values = next;
+            // SAFETY: places in the record, or none; all threads of the block run this loop alike.
+            unsafe {
+                let key_stream = load_received(pads(), places, bytes, whole);
+                if SEAL {
+                    next = fetch(first + TILE as i32);
+                    let mut text = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
+                    if !whole {
+                        text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
+                    }
+                    store_sent(outbox(), places, bytes, whole, text);
+                    if first < 0 {
+                        text = with_associated_data(associated, at, text);
+                    }
+                    chains.take(text, left, matrices);
+                } else {
+                    let own = load_vector(input(), places, bytes, whole);
+                    let mut text = values;
+                    if first < 0 {
+                        text = with_associated_data(associated, at, text);
+                    }
+                    chains.take(text, left, matrices);
+                    // Not before: the counts leave no registers for it.
+                    next = fetch(first + TILE as i32);
+                    let opened = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
+                    let sums = [
+                        reduced::<COMMON>(self.block, opened[0], own[0]),
+                        reduced::<COMMON>(self.block, opened[1], own[1]),
+                    ];
+                    let results =
+                        [finished::<COMMON>(self.block, sums[0]), finished::<COMMON>(self.block, sums[1])];
+                    store_local(output(), places, bytes, whole, results);
+                }
+            }
+            first += TILE as i32;
+        }
+        // SAFETY: as above.
+        unsafe { chains.last(lengths(bytes), matrices) }
     }
 
     /// One warpgroup: makes the tag of the block's record `local`; releases the record, or compares.
@@ -302,8 +558,6 @@ impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
     #[inline(always)]
     unsafe fn run<const COMMON: bool>(&self, matrices: Matrices) {
         let ring = &self.params.ring.ring;
-        let keys = &self.key().round_keys;
-        let aligned = (ring.input | ring.output).is_multiple_of(16);
         if self.index(0) >= ring.records {
             return;
         }
@@ -317,9 +571,7 @@ impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
         }
         let mut local = 0;
         while self.index(local) < ring.records {
-            let (index, buffer) = (self.index(local), Self::buffer(local));
-            let (start, bytes) = (self.start(index), self.bytes(index));
-            let (tiles, pad) = tiles(bytes);
+            let index = self.index(local);
             // SAFETY: everything here is the same in all threads; what is stored was last read before the latest barrier.
             unsafe {
                 if local.is_multiple_of(BATCH) {
@@ -337,81 +589,13 @@ impl<const ROUNDS: usize, const SEAL: bool> Work<'_, ROUNDS, SEAL> {
                     }
                 }
             }
-            // Of this thread's first block: its low byte is that of all its blocks.
-            let counter = (first_counter(pad) & 255) + thread::index();
-            let mut upper = buffer + UPPER + 16 * (counter >> 8);
-            let before = thread::index() as i32 - (THREADS + pad) as i32;
-            // SAFETY: prepared.
-            let (low, mut chains) = unsafe {
-                (
-                    Prefix::low_of(shared::load_u32::<0>(buffer), self.tables, keys, counter),
-                    GroupedChains::new(associated_data(buffer + ASSOCIATED, before), tiles),
-                )
-            };
-            // Where the record lies, in quads from addresses that are parameters: three addresses would be six registers.
-            let vector_quads = (start / 16) as u32;
-            let slot_quads = ((self.block.half * ring.inbox_half + start) / 16) as u32;
-            let input = || ring.input + 16 * bits::opaque(vector_quads) as u64;
-            let output = || ring.output + 16 * bits::opaque(vector_quads) as u64;
-            let inbox = || ring.inbox + 16 * bits::opaque(slot_quads) as u64;
-            let outbox = || ring.outbox + 16 * bits::opaque(slot_quads) as u64;
-            let mut tile = 0;
-            while tile < tiles {
-                // The tile's first block, counted from the text's first.
-                let first = (tile * TILE) as i32 - pad as i32;
-                let at = first + thread::index() as i32;
-                let places = [at, at + APART as i32];
-                let whole = aligned && first >= 0 && (first as u32 + TILE) * 16 <= bytes;
-                // SAFETY: places in the record, or none.
-                let (received, own) = unsafe {
-                    let received = match SEAL {
-                        true => [[0; 4]; 2],
-                        false => load_received(inbox(), places, bytes, whole),
-                    };
-                    (received, load_vector(input(), places, bytes, whole))
-                };
-                let mut key_stream = [[0; 4]; 2];
-                // Whether this warp has any of the text.
-                if whole || warp::ballot(places[1] >= 0) != 0 {
-                    // SAFETY: prepared.
-                    let states = unsafe {
-                        [xor(low, shared::load_16::<0>(upper)), xor(low, shared::load_16::<32>(upper))]
-                    };
-                    key_stream = self.tables.finish::<ROUNDS, 2>(keys, states);
-                }
-                let mut text = received;
-                // SAFETY: places in the record, or none; all threads of the block run this loop alike.
-                unsafe {
-                    if SEAL {
-                        text = [xor(own[0], key_stream[0]), xor(own[1], key_stream[1])];
-                        if !whole {
-                            text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
-                        }
-                        store_sent(outbox(), places, bytes, whole, text);
-                    } else {
-                        let opened = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
-                        // Written out: closures were once not inlined, their quads then in local memory.
-                        let sums = [
-                            reduced::<COMMON>(self.block, opened[0], own[0]),
-                            reduced::<COMMON>(self.block, opened[1], own[1]),
-                        ];
-                        let results = [
-                            finished::<COMMON>(self.block, sums[0]),
-                            finished::<COMMON>(self.block, sums[1]),
-                        ];
-                        store_local(output(), places, bytes, whole, results);
-                    }
-                    if first < 0 {
-                        text = with_associated_data(buffer + ASSOCIATED, at, text);
-                    }
-                    chains.take(text, tiles - 1 - tile, matrices);
-                }
-                upper += 64;
-                tile += 1;
-            }
-            // SAFETY: as above; the words were last read before the latest barrier.
+            // SAFETY: the record is prepared and has arrived; the words were last read before the latest barrier; all threads
+            // of the block come here alike.
             unsafe {
-                let word = chains.last(lengths(bytes), matrices);
+                let word = match self.claimed(local) {
+                    true => self.padded_tiles::<COMMON>(local, matrices),
+                    false => self.tiles::<COMMON>(local, matrices),
+                };
                 shared::store_u32::<0>(last_at(local) + 4 * thread::index(), word);
                 device::sync_threads();
                 // From one lane, so that the compiler sees that it is uniform.
@@ -434,6 +618,12 @@ fn last_at(local: u32) -> u32 {
 #[inline(always)]
 fn parts_at(local: u32) -> u32 {
     PARTS_AT + local % 2 * 64
+}
+
+/// Where it says whether the pad of the block's record `local` is claimed.
+#[inline(always)]
+fn claimed_at(local: u32) -> u32 {
+    CLAIMED_AT + local % BATCH * 4
 }
 
 /// Where the mask of the block's record `local` lies.
@@ -480,7 +670,11 @@ unsafe fn load_vector(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-unsafe fn exchange<const ROUNDS: usize, const COMMON: bool>(params: &ExchangeParams) {
+unsafe fn exchange<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
+    params: &ExchangeParams,
+    seal_pads: &ExchangePads,
+    open_pads: &ExchangePads,
+) {
     let both = params.sealers == 0;
     let seals = both || thread::block_index() < params.sealers;
     let (own, peer) = (params.ring.own.ghash_key, params.ring.predecessor.ghash_key);
@@ -499,7 +693,8 @@ unsafe fn exchange<const ROUNDS: usize, const COMMON: bool>(params: &ExchangePar
             exhausted(&block);
         } else {
             if seals {
-                Work::<ROUNDS, true> { params, block: &block, tables }.run::<COMMON>(matrices);
+                let work = Work::<ROUNDS, true, PADDED> { params, block: &block, tables, pads: seal_pads };
+                work.run::<COMMON>(matrices);
             }
             if both {
                 device::sync_threads();
@@ -507,7 +702,8 @@ unsafe fn exchange<const ROUNDS: usize, const COMMON: bool>(params: &ExchangePar
                 device::sync_threads();
             }
             if both || !seals {
-                Work::<ROUNDS, false> { params, block: &block, tables }.run::<COMMON>(matrices);
+                let work = Work::<ROUNDS, false, PADDED> { params, block: &block, tables, pads: open_pads };
+                work.run::<COMMON>(matrices);
             }
         }
         leave(&block, VERDICT);
@@ -520,7 +716,7 @@ kernel! {
     /// The sealed exchange with AES-128, for sums and averages of f32, f16 and bf16.
     fn exchange_sealed_128(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<10, true>(&params) }
+        unsafe { exchange::<10, true, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
     }
 }
 
@@ -530,7 +726,7 @@ kernel! {
     /// The sealed exchange with AES-256, for sums and averages of f32, f16 and bf16.
     fn exchange_sealed_256(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<14, true>(&params) }
+        unsafe { exchange::<14, true, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
     }
 }
 
@@ -540,7 +736,7 @@ kernel! {
     /// The sealed exchange with AES-128, for every element type and operation.
     fn exchange_sealed_any_128(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<10, false>(&params) }
+        unsafe { exchange::<10, false, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
     }
 }
 
@@ -550,6 +746,26 @@ kernel! {
     /// The sealed exchange with AES-256, for every element type and operation.
     fn exchange_sealed_any_256(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<14, false>(&params) }
+        unsafe { exchange::<14, false, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = PADDED_EXCHANGE_SHARED,
+    /// `exchange_sealed_128`, with keystream that was made ahead where it was.
+    fn exchange_padded_128(params: PaddedExchangeParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { exchange::<10, true, true>(&params.exchange, &params.seals, &params.opens) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = PADDED_EXCHANGE_SHARED,
+    /// `exchange_sealed_256`, with keystream that was made ahead where it was.
+    fn exchange_padded_256(params: PaddedExchangeParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { exchange::<14, true, true>(&params.exchange, &params.seals, &params.opens) }
     }
 }

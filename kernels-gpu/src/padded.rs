@@ -41,8 +41,8 @@ pub struct PadHead {
     pub claim: u64,
     /// Blocks of the pad: a longer record's is another.
     pub blocks: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// Bytes from one pad to the next, by which record i's pad lies i times that after the first.
+    pub stride: u64,
 }
 
 /// Bytes of a [`PadHead`].
@@ -50,6 +50,7 @@ pub const HEAD_BYTES: u64 = size_of::<PadHead>() as u64;
 const NAME: u64 = core::mem::offset_of!(PadHead, name) as u64;
 const CLAIM: u64 = core::mem::offset_of!(PadHead, claim) as u64;
 const BLOCKS: u64 = core::mem::offset_of!(PadHead, blocks) as u64;
+const STRIDE: u64 = core::mem::offset_of!(PadHead, stride) as u64;
 
 /// [`PadHead::name`] of the records of one step of a collective.
 pub const fn pad_name(sequence: u64, step: u32) -> u64 {
@@ -301,24 +302,45 @@ unsafe fn pad_out(turn: u32, at: i32) -> u64 {
 /// The heads are alive; `mask` is this thread's until the next barrier.
 #[inline(always)]
 unsafe fn claim_pad(params: &PaddedParams, side: &PaddedSide, place: &Place, mask: u32) -> bool {
-    let record = place.index;
-    if record >= side.count {
+    if place.index >= side.count {
         return false;
     }
-    let head = side.heads + HEAD_BYTES * record as u64;
-    let claim = pad_claim(side.serial, record);
+    let head = side.heads + HEAD_BYTES * place.index as u64;
+    let claim = pad_claim(side.serial, place.index);
+    let name = pad_name(params.sequence, side.step);
+    // SAFETY: the caller's.
+    unsafe { claim_head(head, claim, name, place.bytes, mask) }
+}
+
+/// Claims the pad whose head is at `head` for a record of `bytes` bytes, and stores the record's mask: whether it was
+/// there. By one thread.
+///
+/// # Safety
+/// As [`claim_pad`].
+#[inline(always)]
+pub(crate) unsafe fn claim_head(head: u64, claim: u64, name: u64, bytes: u32, mask: u32) -> bool {
     // SAFETY: the caller's. The rest of a head doesn't change while the claim stands, nor after this thread has taken
     // it.
     unsafe {
         if global::compare_exchange_u64(head + CLAIM, claim, 0) != claim
-            || global::load_volatile_u64(head + NAME) != pad_name(params.sequence, side.step)
-            || global::load_volatile_u64(head + BLOCKS) < place.bytes.div_ceil(16) as u64
+            || global::load_volatile_u64(head + NAME) != name
+            || global::load_volatile_u64(head + BLOCKS) < bytes.div_ceil(16) as u64
         {
             return false;
         }
         shared::store_16::<0>(mask, global::load_volatile_16(head));
     }
     true
+}
+
+/// Bytes from one pad to the next: [`PadHead::stride`] of the head at `head`.
+///
+/// # Safety
+/// The head is alive, and claimed by this thread.
+#[inline(always)]
+pub(crate) unsafe fn stride_of(head: u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { global::load_volatile_u64(head + STRIDE) }
 }
 
 /// Claims the pads of record `index`, if there is such a record. By one thread.
@@ -917,6 +939,7 @@ unsafe fn fill<const ROUNDS: usize>(params: &PadFillParams) {
                     global::store_16(head, mask);
                     global::store_u64(head + NAME, params.name);
                     global::store_u64(head + BLOCKS, bytes.div_ceil(16) as u64);
+                    global::store_u64(head + STRIDE, params.record_bytes as u64);
                 }
             }
             device::sync_threads();

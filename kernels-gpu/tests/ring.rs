@@ -5,9 +5,11 @@ use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::exchange::{
-    EXCHANGE_SHARED, ExchangeParams, exchange_sealed_128, exchange_sealed_any_128,
+    EXCHANGE_SHARED, ExchangePads, ExchangeParams, PADDED_EXCHANGE_SHARED, PaddedExchangeParams,
+    exchange_padded_128, exchange_sealed_128, exchange_sealed_any_128,
 };
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
+use ringseal_kernels::padded::{PAD_FILL_SHARED, PadFillParams, PadHead, pad_name, pads_fill_128};
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
@@ -587,6 +589,185 @@ fn the_exchanges_own_kernels_have_the_same_bits() {
                     let crossed: Vec<u8> =
                         (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
                     assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
+                    if in_place {
+                        group.inputs[rank as usize].bytes()[..4 * count]
+                            .copy_from_slice(&vectors[rank as usize]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Keystream that one sender's records of an exchange find.
+struct Pads {
+    pads: Buffer,
+    heads: Vec<PadHead>,
+    misses: Vec<u32>,
+}
+
+/// How pads differ from what an exchange needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Guess {
+    Right,
+    /// Only the first are there.
+    First(u32),
+    OtherCollective,
+    OtherKey,
+    OtherRecordLength,
+    TooShort,
+    Claimed,
+}
+
+impl Pads {
+    /// What is made ahead for the collective `sequence` of `rank`'s records, in memory of this value's own.
+    fn new(group: &Group, keys: &Keys, rank: u32, sequence: u64, guess: Guess) -> Self {
+        let params = group.params(rank);
+        let mut own = Pads {
+            pads: Buffer::new(group.setup.bytes.next_multiple_of(16)),
+            heads: vec![PadHead::default(); group.setup.bytes.div_ceil(16)],
+            misses: vec![0],
+        };
+        let (mut bytes, mut record_bytes, mut count) =
+            (group.setup.bytes as u64, params.record_bytes, params.records);
+        let mut name = pad_name(sequence - 1, 0);
+        let mut serial = SERIAL;
+        match guess {
+            Guess::Right | Guess::Claimed => {}
+            Guess::First(pads) => count = pads,
+            Guess::OtherCollective => name = pad_name(sequence, 0),
+            Guess::OtherKey => serial += 1,
+            Guess::OtherRecordLength => {
+                record_bytes /= 2;
+                count = bytes.div_ceil(record_bytes as u64) as u32;
+            }
+            Guess::TooShort => bytes = 16 * (count as u64 - 1) + 1,
+        }
+        if guess == Guess::TooShort {
+            (record_bytes, count) = (16, count);
+        }
+        let fill = PadFillParams {
+            round_keys: expand_key(&keys.keys[rank as usize]),
+            pads: own.pads.address(),
+            heads: own.heads.as_ptr() as u64,
+            bytes,
+            name,
+            record_bytes,
+            count,
+            serial,
+            reserved: 0,
+        };
+        // SAFETY: there is a head for each block, and the pads are as long as the vector.
+        launch(&[Launch::new(2, THREADS, PAD_FILL_SHARED, || unsafe { pads_fill_128(fill) })]);
+        if guess == Guess::Claimed {
+            own.heads.iter_mut().for_each(|head| head.claim = 0);
+        }
+        own
+    }
+
+    fn params(&self) -> ExchangePads {
+        ExchangePads {
+            pads: self.pads.address(),
+            heads: self.heads.as_ptr() as u64,
+            count: self.heads.len() as u32,
+            serial: SERIAL,
+            misses: self.misses.as_ptr() as u64,
+        }
+    }
+}
+
+const SERIAL: u32 = 7;
+
+/// Pads that are another's are never used: what crosses is what AES-GCM makes of the vectors.
+#[test]
+fn an_exchange_with_pads_has_the_same_bits() {
+    let guesses = [
+        Guess::Right,
+        Guess::First(1),
+        Guess::First(0),
+        Guess::OtherCollective,
+        Guess::OtherKey,
+        Guess::OtherRecordLength,
+        Guess::TooShort,
+        Guess::Claimed,
+    ];
+    for (case, (sealers, grid, count, record_bytes)) in [
+        (1, 2, 1, 4096),
+        (1, 2, 9001, 16384),
+        (2, 3, 17001, 32768),
+        (0, 1, 20001, 16384),
+        (1, 2, 40001, 65536),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let keys = Keys::new(2);
+        for (turn, guess) in guesses.into_iter().enumerate() {
+            if case > 1 && guess != Guess::Right && turn % 4 != case % 4 {
+                continue;
+            }
+            let in_place = turn % 2 == 1;
+            let two = || Setup {
+                collective: Collective::Exchange,
+                in_place,
+                ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
+            };
+            let vectors = vectors(2, 4 * count);
+            let expected = expected(&two(), &vectors, add_f32, |sum| sum);
+            let mut group = Group::new(two(), &vectors);
+            let sealed = [vec![0u64; grid as usize], vec![0; grid as usize]];
+            let records = (4 * count).div_ceil(record_bytes as usize) as u32;
+            for sequence in 1..3 {
+                // Each rank has pads of its own for both senders; the second rank's are always right.
+                let pads: Vec<[Pads; 2]> = (0..2)
+                    .map(|rank| {
+                        let guess = if rank == 0 { guess } else { Guess::Right };
+                        [rank, 1 - rank].map(|sender| Pads::new(&group, &keys, sender, sequence, guess))
+                    })
+                    .collect();
+                let grids: Vec<_> = (0..2)
+                    .map(|rank| {
+                        let ring = SealedRingParams {
+                            ring: group.params(rank),
+                            own: keys.sealed(rank),
+                            predecessor: keys.sealed(1 - rank),
+                            call: call(&group.setup),
+                            senders: 0,
+                        };
+                        let sealed = sealed[rank as usize].as_ptr() as u64;
+                        let [seals, opens] = &pads[rank as usize];
+                        let params = PaddedExchangeParams {
+                            exchange: ExchangeParams { ring, sealed, sealers, reserved: 0 },
+                            seals: seals.params(),
+                            opens: opens.params(),
+                        };
+                        // SAFETY: the group's memory is as the parameters say, and so is that of the pads.
+                        Launch::new(grid, THREADS, PADDED_EXCHANGE_SHARED, move || unsafe {
+                            exchange_padded_128(params)
+                        })
+                    })
+                    .collect();
+                launch(&grids);
+                let missing = match guess {
+                    Guess::Right => 0,
+                    Guess::First(pads) => records - pads.min(records),
+                    // The only record of the shortest vector is a block.
+                    Guess::TooShort if 4 * count <= 16 => continue,
+                    _ => records,
+                };
+                for rank in 0..2 {
+                    let what = format!("{guess:?}, {count} elements, rank {rank}");
+                    for pads in &pads[rank as usize] {
+                        assert_eq!(pads.misses[0], if rank == 0 { missing } else { 0 }, "{what}");
+                        let left = pads.heads.iter().filter(|head| head.claim >> 32 == SERIAL as u64).count();
+                        assert!(missing != 0 || left == 0, "{what}: {left} pads are left");
+                    }
+                    let state = group.states[rank as usize];
+                    assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{what}");
+                    assert!(group.output(rank) == expected, "{what}");
+                    let crossed: Vec<u8> =
+                        (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
+                    assert!(crossed == vectors[1 - rank as usize], "{what}");
                     if in_place {
                         group.inputs[rank as usize].bytes()[..4 * count]
                             .copy_from_slice(&vectors[rank as usize]);
