@@ -4,10 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ringseal_kernels::padded::{
-    HEAD_BYTES, PAD_FILL_SHARED, PADDED_SHARED, PadFillParams, PaddedParams, PaddedSide, pad_name,
-    pads_fill_128,
-};
+use ringseal_kernels::padded::{PADDED_SHARED, PaddedParams, PaddedSide, padded_seal};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::sealed::{LONGEST_RECORD, SealedKey};
@@ -17,6 +14,7 @@ use super::cipher::Kernels;
 use super::gcm::GcmKey;
 use super::memory::DeviceBuffer;
 use super::module::{Kernel, Launch};
+use super::pads::{PadChunk, PadMemory};
 use super::stream::{Event, Stream};
 use crate::aead::AesKey;
 use crate::channel::{MAX_SEQUENCE, MAX_STEPS};
@@ -114,9 +112,8 @@ pub struct ChunkMemory {
 pub struct Keystream {
     options: KeystreamOptions,
     store: Store,
-    memory: Memory,
+    maker: Maker,
     steps: [Kernel; 4],
-    keys: BTreeMap<u32, GcmKey>,
     kernels: Kernels,
     /// For pads that are not there: two records a block.
     scratch: DeviceBuffer,
@@ -125,74 +122,27 @@ pub struct Keystream {
     latest: Option<Event>,
 }
 
-/// The slots, and the stream that makes and wipes them.
-struct Memory {
-    pads: DeviceBuffer,
-    heads: DeviceBuffer,
-    stream: Stream,
-    fill: [Kernel; 2],
-    makers: u32,
-    slot_bytes: usize,
+/// The memory with the keys, that does what the store tells.
+struct Maker {
+    memory: PadMemory,
+    keys: BTreeMap<u32, GcmKey>,
     record_bytes: u32,
 }
 
-/// The memory with the keys: what the store tells to do.
-struct Maker<'a> {
-    memory: &'a Memory,
-    keys: &'a BTreeMap<u32, GcmKey>,
-}
-
-impl Memory {
-    fn slot_records(&self) -> usize {
-        self.slot_bytes / self.record_bytes as usize
-    }
-
-    fn pads(&self, slot: usize) -> u64 {
-        self.pads.pointer() + (slot * self.slot_bytes) as u64
-    }
-
-    fn heads(&self, slot: usize) -> u64 {
-        self.heads.pointer() + (slot * self.slot_records()) as u64 * HEAD_BYTES
-    }
-}
-
-impl Queue for Maker<'_> {
+impl Queue for Maker {
     fn make(&mut self, slot: usize, sender: u32, serial: u32, name: Name, bytes: u64) -> Result<()> {
-        let memory = self.memory;
         let Some(key) = self.keys.get(&sender) else {
             return Err(Error::InvalidArgument(format!("sender {sender} has no key: install one first")));
         };
-        let bytes = bytes.min(memory.slot_bytes as u64);
-        let count = bytes.div_ceil(memory.record_bytes.into()) as u32;
         let mut sealed = key.sealed();
-        let mut params = PadFillParams {
-            round_keys: sealed.round_keys,
-            pads: memory.pads(slot),
-            heads: memory.heads(slot),
-            bytes,
-            name: pad_name(name.sequence, name.step),
-            record_bytes: memory.record_bytes,
-            count,
-            serial,
-            reserved: 0,
-        };
-        let launch = Launch { blocks: memory.makers.min(count), threads: pads_fill_128::THREADS };
-        let kernel = &memory.fill[usize::from(key.bits() == 256)];
-        // SAFETY: the kernel's parameters; the slot's memory lives as long as the stream, and by the store's promise nothing
-        // on any stream uses it that this stream doesn't wait for.
-        let launched = unsafe { kernel.launch(launch, &memory.stream, &params) };
-        params.round_keys.zeroize();
+        let chunk = PadChunk { serial, name, bytes, record_bytes: self.record_bytes };
+        let made = self.memory.make(slot, &sealed.round_keys, key.bits(), &chunk);
         sealed.round_keys.zeroize();
-        launched
+        made
     }
 
     fn wipe(&mut self, slot: usize) -> Result<()> {
-        let memory = self.memory;
-        // SAFETY: the slot's own memory; as for `make`. Claims go first.
-        unsafe {
-            memory.stream.fill(memory.heads(slot), 0, memory.slot_records() * HEAD_BYTES as usize)?;
-            memory.stream.fill(memory.pads(slot), 0, memory.slot_bytes)
-        }
+        self.memory.wipe(slot)
     }
 }
 
@@ -209,43 +159,31 @@ impl Keystream {
             return Err(Error::InvalidArgument(text.into()));
         }
         let whole = slot_bytes.is_multiple_of(record_bytes as usize);
-        let Some(bytes) = slots.checked_mul(slot_bytes).filter(|&bytes| bytes > 0 && whole) else {
+        if slots == 0 || slot_bytes == 0 || !whole {
             let text = "keystream: slots and slot_bytes must be at least 1, and slot_bytes whole records";
             return Err(Error::InvalidArgument(text.into()));
-        };
+        }
         kernels.gcm()?;
-        let device = kernels.device();
-        let stream = Stream::low_priority(device)?;
+        let memory = PadMemory::new(kernels.module(), slots, slot_bytes, record_bytes, makers)?;
         let secret = |bytes: usize| -> Result<DeviceBuffer> {
-            let mut buffer = DeviceBuffer::secret(device, bytes)?;
-            buffer.fill(0, &stream)?;
+            let mut buffer = DeviceBuffer::secret(kernels.device(), bytes)?;
+            buffer.fill(0, &memory.stream)?;
             Ok(buffer)
         };
-        let multiprocessors = kernels.multiprocessors();
-        let kernel = |name, shared| kernels.module().kernel(name, shared);
-        let scratch = secret(2 * multiprocessors as usize * record_bytes as usize)?;
+        let scratch = secret(2 * kernels.multiprocessors() as usize * record_bytes as usize)?;
         let misses = secret(4)?;
-        let memory = Memory {
-            pads: secret(bytes)?,
-            heads: secret(bytes / record_bytes as usize * HEAD_BYTES as usize)?,
-            fill: [kernel("pads_fill_128", PAD_FILL_SHARED)?, kernel("pads_fill_256", PAD_FILL_SHARED)?],
-            makers: makers.unwrap_or(multiprocessors).clamp(1, multiprocessors),
-            slot_bytes,
-            record_bytes,
-            stream,
-        };
         memory.stream.synchronize()?;
+        let kernel = |name| kernels.module().kernel(name, PADDED_SHARED);
         Ok(Self {
             options,
             store: Store::new(slots),
-            memory,
             steps: [
-                kernel("padded_seal", PADDED_SHARED)?,
-                kernel("padded_open", PADDED_SHARED)?,
-                kernel("padded_reduce", PADDED_SHARED)?,
-                kernel("padded_reduce_seal", PADDED_SHARED)?,
+                kernel("padded_seal")?,
+                kernel("padded_open")?,
+                kernel("padded_reduce")?,
+                kernel("padded_reduce_seal")?,
             ],
-            keys: BTreeMap::new(),
+            maker: Maker { memory, keys: BTreeMap::new(), record_bytes },
             kernels: kernels.clone(),
             scratch,
             misses,
@@ -267,11 +205,11 @@ impl Keystream {
         if key.bits() == 192 {
             return Err(Error::Unsupported { backend: "cuda", what: "AES-192 in collectives".into() });
         }
-        let key = GcmKey::new(&self.kernels, key, &self.memory.stream)?;
+        let key = GcmKey::new(&self.kernels, key, &self.maker.memory.stream)?;
         // Its memory is freed, which waits for what uses it.
-        self.keys.remove(&sender);
-        self.store.install(sender, &mut Maker { memory: &self.memory, keys: &self.keys })?;
-        self.keys.insert(sender, key);
+        self.maker.keys.remove(&sender);
+        self.store.install(sender, &mut self.maker)?;
+        self.maker.keys.insert(sender, key);
         Ok(())
     }
 
@@ -288,8 +226,7 @@ impl Keystream {
             return Ok(false);
         }
         let name = Name { sequence, step: side.step };
-        let mut maker = Maker { memory: &self.memory, keys: &self.keys };
-        self.store.prepare(side.sender, name, bytes, &mut maker)
+        self.store.prepare(side.sender, name, bytes, &mut self.maker)
     }
 
     /// Queues a step on `stream`, with what keystream there is. No bytes, no step.
@@ -330,11 +267,10 @@ impl Keystream {
         })();
         // Keystream may be in use from here on, whatever the outcome. What can't be waited for is never used again.
         let end = stream.record()?;
-        self.memory.stream.wait(&end)?;
+        self.maker.memory.stream.wait(&end)?;
         self.latest = Some(end);
-        let mut maker = Maker { memory: &self.memory, keys: &self.keys };
         for taken in taken {
-            self.store.retire(taken, &mut maker)?;
+            self.store.retire(taken, &mut self.maker)?;
         }
         outcome
     }
@@ -345,10 +281,10 @@ impl Keystream {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn abort(&mut self) -> Result<()> {
-        let outcome = self.store.abort(&mut Maker { memory: &self.memory, keys: &self.keys });
-        self.keys.clear();
+        let outcome = self.store.abort(&mut self.maker);
+        self.maker.keys.clear();
         outcome?;
-        self.memory.stream.synchronize()
+        self.maker.memory.stream.synchronize()
     }
 
     /// Waits until all that was asked for is made.
@@ -356,7 +292,7 @@ impl Keystream {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn synchronize(&self) -> Result<()> {
-        self.memory.stream.synchronize()
+        self.maker.memory.stream.synchronize()
     }
 
     /// How many records' keystream was not there when steps wanted it, modulo 2^32, once `stream` has come so far.
@@ -374,12 +310,8 @@ impl Keystream {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn is_blank(&self) -> Result<bool> {
-        for buffer in [&self.memory.pads, &self.memory.heads, &self.scratch] {
-            if buffer.to_host(&self.memory.stream)?.iter().any(|&byte| byte != 0) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let scratch = self.scratch.to_host(&self.maker.memory.stream)?;
+        Ok(self.maker.memory.is_blank()? && scratch.iter().all(|&byte| byte == 0))
     }
 
     /// What a kernel takes of one side, and its keystream taken.
@@ -394,18 +326,17 @@ impl Keystream {
             step: 0,
         };
         let Some(ChunkSide { sender, step }) = side else { return Ok(none) };
-        let mut maker = Maker { memory: &self.memory, keys: &self.keys };
-        let (serial, slot) = self.store.take(sender, Name { sequence, step }, &mut maker)?;
+        let (serial, slot) = self.store.take(sender, Name { sequence, step }, &mut self.maker)?;
         let place = match slot {
             Some(slot) => {
                 let at = slot.slot;
                 taken.push(slot);
-                (self.memory.pads(at), self.memory.heads(at), self.memory.slot_records() as u32)
+                (self.maker.memory.pads(at), self.maker.memory.heads(at), self.maker.memory.slot_records())
             }
             None => (0, 0, 0),
         };
         let (pads, heads, count) = place;
-        let key = self.keys.get(&sender).map_or(none.key, GcmKey::sealed);
+        let key = self.maker.keys.get(&sender).map_or(none.key, GcmKey::sealed);
         Ok(PaddedSide { key, pads, heads, count, serial, sender, step })
     }
 
@@ -442,7 +373,7 @@ impl Keystream {
             ranks: chunk.call.ranks,
         };
         let blocks = records.min(self.kernels.multiprocessors().into()) as u32;
-        let launch = Launch { blocks, threads: pads_fill_128::THREADS };
+        let launch = Launch { blocks, threads: padded_seal::THREADS };
         // SAFETY: the parameters are those of the kernels, and the caller promises the chunk's memory; what is this value's
         // own is used by one step at a time.
         let launched = unsafe { self.steps[work as usize].launch(launch, stream, &params) };
@@ -454,7 +385,7 @@ impl Keystream {
     /// Rounds of AES, by the length of the keys.
     fn rounds(&self, work: ChunkWork, chunk: &Chunk) -> Result<u32> {
         let bits = |side: ChunkSide| {
-            let key = self.keys.get(&side.sender);
+            let key = self.maker.keys.get(&side.sender);
             key.map(GcmKey::bits).ok_or_else(|| {
                 Error::InvalidArgument(format!("sender {} has no key: install one first", side.sender))
             })

@@ -31,6 +31,7 @@ mod module;
 mod nccl;
 mod nccl_exchange;
 mod nodes;
+mod pads;
 mod rank;
 mod ring;
 mod ring_keys;

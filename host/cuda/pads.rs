@@ -1,0 +1,146 @@
+//! Device memory for keystream made ahead, in slots, and the stream that makes and wipes it.
+
+use ringseal_kernels::aes::RoundKeys;
+use ringseal_kernels::padded::{HEAD_BYTES, PAD_FILL_SHARED, PadFillParams, pad_name, pads_fill_128};
+use zeroize::Zeroize;
+
+use super::memory::DeviceBuffer;
+use super::module::{Kernel, Launch, Module};
+use super::stream::Stream;
+use crate::keystream::Name;
+use crate::{Error, Result};
+
+/// Slots of pads: each for one chunk. Zeros, as long as nothing is made.
+pub(super) struct PadMemory {
+    pads: DeviceBuffer,
+    heads: DeviceBuffer,
+    /// Of low priority.
+    pub(super) stream: Stream,
+    fill: [Kernel; 2],
+    /// Multiprocessors that make pads at a time.
+    makers: u32,
+    slot_bytes: usize,
+    /// Records of a slot at most.
+    slot_records: usize,
+}
+
+/// The chunk that pads are for.
+pub(super) struct PadChunk {
+    /// Its sender's key is known by this number, which is not 0.
+    pub(super) serial: u32,
+    /// Its collective and step.
+    pub(super) name: Name,
+    /// Its length.
+    pub(super) bytes: u64,
+    /// That of its records, a multiple of 16.
+    pub(super) record_bytes: u32,
+}
+
+impl PadMemory {
+    /// Allocates `slots` slots for chunks of up to `slot_bytes` bytes in records of `record_bytes` bytes or more.
+    pub(super) fn new(
+        module: &Module,
+        slots: usize,
+        slot_bytes: usize,
+        record_bytes: u32,
+        makers: Option<u32>,
+    ) -> Result<Self> {
+        let device = module.device();
+        let stream = Stream::low_priority(device)?;
+        let slot_records = slot_bytes.div_ceil(record_bytes as usize);
+        let secret = |of_slot: usize| -> Result<DeviceBuffer> {
+            let bytes = slots.checked_mul(of_slot).ok_or_else(|| {
+                Error::InvalidArgument(format!("keystream: {slots} slots of {of_slot} bytes are too many"))
+            })?;
+            let mut buffer = DeviceBuffer::secret(device, bytes)?;
+            buffer.fill(0, &stream)?;
+            Ok(buffer)
+        };
+        let multiprocessors = device.multiprocessors()?;
+        let memory = Self {
+            pads: secret(slot_bytes)?,
+            heads: secret(slot_records * HEAD_BYTES as usize)?,
+            fill: [
+                module.kernel("pads_fill_128", PAD_FILL_SHARED)?,
+                module.kernel("pads_fill_256", PAD_FILL_SHARED)?,
+            ],
+            makers: makers.unwrap_or(multiprocessors).clamp(1, multiprocessors),
+            slot_bytes,
+            slot_records,
+            stream,
+        };
+        memory.stream.synchronize()?;
+        Ok(memory)
+    }
+
+    /// Records of a slot at most.
+    pub(super) fn slot_records(&self) -> u32 {
+        self.slot_records as u32
+    }
+
+    /// Where a slot's pads begin.
+    pub(super) fn pads(&self, slot: usize) -> u64 {
+        self.pads.pointer() + (slot * self.slot_bytes) as u64
+    }
+
+    /// Where their heads begin.
+    pub(super) fn heads(&self, slot: usize) -> u64 {
+        self.heads.pointer() + (slot * self.slot_records) as u64 * HEAD_BYTES
+    }
+
+    /// Queues the making of a chunk's pads, as many as there is room for. What is at `round_keys` is of AES with this many
+    /// bits.
+    pub(super) fn make(
+        &self,
+        slot: usize,
+        round_keys: &RoundKeys,
+        bits: usize,
+        chunk: &PadChunk,
+    ) -> Result<()> {
+        let stride = chunk.record_bytes as usize;
+        let room = self.slot_records.min(self.slot_bytes / stride) as u64;
+        // Whole records only, but for the chunk's last.
+        let bytes = chunk.bytes.min(room * stride as u64);
+        let count = bytes.div_ceil(stride as u64) as u32;
+        if count == 0 {
+            return Ok(());
+        }
+        let mut params = PadFillParams {
+            round_keys: *round_keys,
+            pads: self.pads(slot),
+            heads: self.heads(slot),
+            bytes,
+            name: pad_name(chunk.name.sequence, chunk.name.step),
+            record_bytes: chunk.record_bytes,
+            count,
+            serial: chunk.serial,
+            reserved: 0,
+        };
+        let launch = Launch { blocks: self.makers.min(count), threads: pads_fill_128::THREADS };
+        let kernel = &self.fill[usize::from(bits == 256)];
+        // SAFETY: the kernel's parameters; the slot's memory lives as long as the stream, and by the store's promise nothing
+        // on any stream uses it that this stream doesn't wait for.
+        let launched = unsafe { kernel.launch(launch, &self.stream, &params) };
+        params.round_keys.zeroize();
+        launched
+    }
+
+    /// Queues the overwriting of a slot with zeros.
+    pub(super) fn wipe(&self, slot: usize) -> Result<()> {
+        // SAFETY: the slot's own memory; as for `make`. Claims go first.
+        unsafe {
+            self.stream.fill(self.heads(slot), 0, self.slot_records * HEAD_BYTES as usize)?;
+            self.stream.fill(self.pads(slot), 0, self.slot_bytes)
+        }
+    }
+
+    /// Whether all of it is zeros, once all that was asked for is done.
+    pub(super) fn is_blank(&self) -> Result<bool> {
+        for buffer in [&self.pads, &self.heads] {
+            if buffer.to_host(&self.stream)?.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
