@@ -1,8 +1,9 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
 //! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay | --exchange] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
-//! [--json FILE]`.
+//! [--keystream] [--json FILE]`.
 //!
-//! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20.
+//! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20. With
+//! `--keystream` all keystream is ready before they begin, and its making is not in the times.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::Algorithm;
-use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, Nccl, RankBuffers, Stream};
+use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
 
 struct Arguments {
@@ -27,6 +28,7 @@ struct Arguments {
     algorithm: Algorithm,
     crypto: Crypto,
     dtype: Dtype,
+    keystream: bool,
     nccl: bool,
     json: Option<String>,
 }
@@ -43,6 +45,7 @@ fn arguments() -> Arguments {
         algorithm: Algorithm::Ring,
         crypto: Crypto::None,
         dtype: Dtype::F32,
+        keystream: false,
         nccl: false,
         json: None,
     };
@@ -65,6 +68,7 @@ fn arguments() -> Arguments {
             "--aes256" => parsed.crypto = Crypto::Gcm(KeyLength::Aes256),
             "--bf16" => parsed.dtype = Dtype::Bf16,
             "--i32" => parsed.dtype = Dtype::I32,
+            "--keystream" => parsed.keystream = true,
             "--nccl" => parsed.nccl = true,
             "--json" => parsed.json = Some(value()),
             // Given by `cargo bench` itself.
@@ -99,6 +103,11 @@ fn run(arguments: &Arguments) -> Result<()> {
             record_bytes: arguments.record_bytes,
             sm_budget: arguments.sm_budget,
             timeout: Duration::from_secs(5),
+            keystream: arguments.keystream.then(|| KeystreamAhead {
+                collectives: repeats(arguments.min),
+                bytes: arguments.max,
+                makers: None,
+            }),
             ..GpuOptions::default()
         },
     )?;
@@ -143,10 +152,18 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut bytes = arguments.min;
     while bytes <= arguments.max {
         let count = bytes / size;
-        // SAFETY: the buffers hold `max` bytes on their ranks' devices, and live until the streams are waited for.
-        let ours = measure(&streams, bytes, || unsafe {
-            group.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
-        })?;
+        let collective = |step| match step {
+            Step::Prepare if arguments.keystream => {
+                group.make_keystream(&vec![bytes; repeats(bytes)])?;
+                group.wait_for_keystream()
+            }
+            Step::Prepare => Ok(()),
+            // SAFETY: the buffers hold `max` bytes on their ranks' devices, and live until the streams are waited for.
+            Step::Run => unsafe {
+                group.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
+            },
+        };
+        let ours = measure(&streams, bytes, collective)?;
         group.outcome()?;
         let sums: Vec<Vec<u8>> = (0..KEYS)
             .map(|key| element(arguments.dtype, (0..ranks).map(|rank| value(rank, key)).sum()))
@@ -161,9 +178,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         print!("{bytes:>11} {} {wrong:>7} |", columns(&ours, bytes, ranks));
         let mut row = serde_json::json!({ "bytes": bytes, "wrong": wrong, "us": summary(&ours) });
         if let Some(nccl) = &nccl {
-            // SAFETY: as above.
-            let theirs = measure(&streams, bytes, || unsafe {
-                nccl.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
+            let theirs = measure(&streams, bytes, |step| match step {
+                Step::Prepare => Ok(()),
+                // SAFETY: as above.
+                Step::Run => unsafe {
+                    nccl.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)
+                },
             })?;
             print!(" {}", columns(&theirs, bytes, ranks));
             row["nccl_us"] = summary(&theirs);
@@ -180,6 +200,8 @@ fn run(arguments: &Arguments) -> Result<()> {
             "blocks": group.blocks(),
             "algorithm": arguments.algorithm.name(),
             "crypto": format!("{:?}", arguments.crypto),
+            "keystream_ahead": arguments.keystream,
+            "keystream_misses": if arguments.keystream { Some(group.keystream_misses()?) } else { None },
             "dtype": format!("{:?}", arguments.dtype),
             "nccl": nccl.as_ref().map(Nccl::version).transpose()?,
             "rows": rows,
@@ -209,24 +231,39 @@ fn element(dtype: Dtype, value: f32) -> Vec<u8> {
     }
 }
 
-/// Microseconds of one collective, sorted.
-fn measure(
-    streams: &[&Stream],
-    bytes: usize,
-    mut collective: impl FnMut() -> Result<()>,
-) -> Result<Vec<f64>> {
-    let repeats = if bytes <= 4 << 20 {
+/// Collectives queued back to back.
+const fn repeats(bytes: usize) -> usize {
+    if bytes <= 4 << 20 {
         20
     } else if bytes <= 64 << 20 {
         5
     } else {
         2
-    };
+    }
+}
+
+/// What a measurement asks for.
+#[derive(Clone, Copy)]
+enum Step {
+    /// What comes before the collectives of a round, and is not timed.
+    Prepare,
+    /// One collective.
+    Run,
+}
+
+/// Microseconds of one collective, sorted.
+fn measure(
+    streams: &[&Stream],
+    bytes: usize,
+    mut collective: impl FnMut(Step) -> Result<()>,
+) -> Result<Vec<f64>> {
+    let repeats = repeats(bytes);
     let mut times = Vec::new();
     for round in 0..22 {
+        collective(Step::Prepare)?;
         let start = streams[0].record()?;
         for _ in 0..repeats {
-            collective()?;
+            collective(Step::Run)?;
         }
         let end = streams[0].record()?;
         for stream in streams {

@@ -18,6 +18,7 @@
 //! Every handle keeps what it needs alive: buffers, modules and streams may outlive the `Device` they came from.
 
 mod aead;
+mod ahead;
 mod cipher;
 mod communicator;
 mod copy;
@@ -42,6 +43,7 @@ mod seed_plan;
 mod stream;
 
 pub use aead::{DeviceAead, DeviceText};
+pub use ahead::KeystreamAhead;
 pub use cipher::{DeviceKey, Kernels};
 pub use communicator::GpuCommunicator;
 pub use copy::SealedCopy;

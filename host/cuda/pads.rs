@@ -22,6 +22,8 @@ pub(super) struct PadMemory {
     slot_bytes: usize,
     /// Records of a slot at most.
     slot_records: usize,
+    /// Of each slot, the bytes of pads that were made there since it was wiped, and how many pads.
+    made: Vec<(usize, usize)>,
 }
 
 /// The chunk that pads are for.
@@ -67,6 +69,7 @@ impl PadMemory {
             makers: makers.unwrap_or(multiprocessors).clamp(1, multiprocessors),
             slot_bytes,
             slot_records,
+            made: vec![(0, 0); slots],
             stream,
         };
         memory.stream.synchronize()?;
@@ -91,7 +94,7 @@ impl PadMemory {
     /// Queues the making of a chunk's pads, as many as there is room for. What is at `round_keys` is of AES with this many
     /// bits.
     pub(super) fn make(
-        &self,
+        &mut self,
         slot: usize,
         round_keys: &RoundKeys,
         bits: usize,
@@ -105,6 +108,7 @@ impl PadMemory {
         if count == 0 {
             return Ok(());
         }
+        self.made[slot] = (bytes.next_multiple_of(16) as usize, count as usize);
         let mut params = PadFillParams {
             round_keys: *round_keys,
             pads: self.pads(slot),
@@ -125,13 +129,16 @@ impl PadMemory {
         launched
     }
 
-    /// Queues the overwriting of a slot with zeros.
-    pub(super) fn wipe(&self, slot: usize) -> Result<()> {
+    /// Queues the overwriting of what was made in a slot with zeros.
+    pub(super) fn wipe(&mut self, slot: usize) -> Result<()> {
+        let (bytes, count) = self.made[slot];
         // SAFETY: the slot's own memory; as for `make`. Claims go first.
         unsafe {
-            self.stream.fill(self.heads(slot), 0, self.slot_records * HEAD_BYTES as usize)?;
-            self.stream.fill(self.pads(slot), 0, self.slot_bytes)
+            self.stream.fill(self.heads(slot), 0, count * HEAD_BYTES as usize)?;
+            self.stream.fill(self.pads(slot), 0, bytes)?;
         }
+        self.made[slot] = (0, 0);
+        Ok(())
     }
 
     /// Whether all of it is zeros, once all that was asked for is done.

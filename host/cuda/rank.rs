@@ -4,7 +4,10 @@
 use std::collections::HashMap;
 use std::mem::offset_of;
 
-use ringseal_kernels::exchange::{EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED};
+use ringseal_kernels::exchange::{
+    EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED, PADDED_EXCHANGE_SHARED,
+    PaddedExchangeParams,
+};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
@@ -12,6 +15,7 @@ use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, 
 use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
+use super::ahead::{Ahead, TakenPads};
 use super::ring_keys::{PresentKeys, RankKeys};
 use super::ring_plan::{Part, Plan};
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
@@ -87,13 +91,30 @@ struct SealedExchange {
     any: Kernel,
     /// How far the rank's sealing blocks have come, a word each.
     sealed: DeviceBuffer,
+    /// Keystream made ahead, and the kernel that takes it, for the common reductions.
+    ahead: Option<(Ahead, Kernel)>,
 }
 
 impl SealedExchange {
-    fn new(module: &Module, length: KeyLength, blocks: u32, stream: &Stream) -> Result<Self> {
-        let (common, any) = match length {
-            KeyLength::Aes128 => ("exchange_sealed_128", "exchange_sealed_any_128"),
-            KeyLength::Aes256 => ("exchange_sealed_256", "exchange_sealed_any_256"),
+    fn new(
+        module: &Module,
+        rank: usize,
+        length: KeyLength,
+        blocks: u32,
+        options: &GpuOptions,
+        stream: &Stream,
+    ) -> Result<Self> {
+        let (common, any, padded) = match length {
+            KeyLength::Aes128 => ("exchange_sealed_128", "exchange_sealed_any_128", "exchange_padded_128"),
+            KeyLength::Aes256 => ("exchange_sealed_256", "exchange_sealed_any_256", "exchange_padded_256"),
+        };
+        let ahead = match &options.keystream {
+            None => None,
+            Some(keystream) => {
+                let shortest = options.record_bytes.unwrap_or(SHORTEST_RECORD) as u32;
+                let ahead = Ahead::new(module, rank, length, shortest, keystream)?;
+                Some((ahead, module.kernel(padded, PADDED_EXCHANGE_SHARED)?))
+            }
         };
         let mut sealed = DeviceBuffer::new(module.device(), 8 * blocks as usize)?;
         sealed.fill(0, stream)?;
@@ -101,6 +122,7 @@ impl SealedExchange {
             common: module.kernel(common, EXCHANGE_SHARED)?,
             any: module.kernel(any, EXCHANGE_SHARED)?,
             sealed,
+            ahead,
         })
     }
 }
@@ -168,6 +190,17 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
             options.algorithm.name()
         );
         return Err(Error::Unsupported { backend: "cuda", what });
+    }
+    if let Some(keystream) = &options.keystream {
+        keystream.check()?;
+        if options.crypto == Crypto::None
+            || options.algorithm != Algorithm::Exchange
+            || ranks != 2
+            || options.launch == LaunchForm::PerStep
+        {
+            let what = "keystream ahead of time but in the sealed exchange of two ranks".into();
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
     }
     match options.algorithm {
         Algorithm::Ring | Algorithm::RelayRing => Ok(()),
@@ -260,7 +293,7 @@ impl GpuRank {
                     && ranks == 2
                     && options.launch != LaunchForm::PerStep =>
             {
-                Some(SealedExchange::new(module, length, blocks, &stream)?)
+                Some(SealedExchange::new(module, rank, length, blocks, options, &stream)?)
             }
             _ => None,
         };
@@ -348,6 +381,11 @@ impl GpuRank {
             }
         }
         self.stream.synchronize()?;
+        if let (Some(keys), Some((ahead, _))) =
+            (&self.keys, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()))
+        {
+            ahead.begin(&keys.present())?;
+        }
         self.poisoned = false;
         Ok(())
     }
@@ -456,6 +494,13 @@ impl GpuRank {
         if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
             self.entered = keys.reserve(calls)?;
         }
+        let pads = match self.take_keystream(self.entered, is_common(reduction), &plan, stream) {
+            Ok(pads) => pads,
+            Err(error) => {
+                self.poisoned = true;
+                return Err(error);
+            }
+        };
         let successor = self.mailboxes[(self.rank + 1) % self.ranks];
         let steps = &self.steps[&plan];
         let table = (steps.len() / size_of::<Step>()) as u32;
@@ -508,31 +553,24 @@ impl GpuRank {
             // promised to; the caller answers for the others.
             None => unsafe { kernel.launch(launch, stream, &params) },
             Some(keys) => {
-                let PresentKeys { own, predecessor, senders } = keys.present();
+                let present = keys.present();
+                let PresentKeys { own, predecessor, senders } = present;
                 let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
                 let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
                 let result = match self.exchange_for(&plan) {
                     // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
                     None => unsafe { kernel.launch(launch, stream, &params) },
-                    Some(SealedExchange { sealed, .. }) => {
-                        let (most, sealers) =
-                            (records.max(1) as u32, sealing_blocks(plan.bytes, self.blocks));
-                        let (openers, sealers) = ((self.blocks - sealers).min(most), sealers.min(most));
-                        let mut params =
-                            ExchangeParams { ring: params, sealed: sealed.pointer(), sealers, reserved: 0 };
-                        let launch = Launch { blocks: sealers + openers, ..launch };
-                        // SAFETY: as above, and the exchange's kernels take `ExchangeParams`.
-                        let result = unsafe { kernel.launch(launch, stream, &params) };
-                        params.ring.own.round_keys.zeroize();
-                        params.ring.predecessor.round_keys.zeroize();
-                        result
-                    }
+                    // SAFETY: as above.
+                    Some(exchange) => unsafe {
+                        self.launch_exchange(exchange, kernel, &params, &plan, pads.as_ref(), stream)
+                    },
                 };
                 params.own.round_keys.zeroize();
                 params.predecessor.round_keys.zeroize();
                 result
             }
         };
+        let result = result.and(self.retire_keystream(pads, stream));
         let result = match &mut self.keys {
             Some(keys) if self.entered && part.is_last() => {
                 self.entered = false;
@@ -542,6 +580,99 @@ impl GpuRank {
         };
         self.poisoned |= result.is_err();
         result
+    }
+
+    /// Queues the kernel of an exchange: `kernel`, or the one that takes keystream.
+    ///
+    /// # Safety
+    /// As [`Self::launch`]; the parameters are the rank's.
+    unsafe fn launch_exchange(
+        &self,
+        exchange: &SealedExchange,
+        kernel: &Kernel,
+        ring: &SealedRingParams,
+        plan: &Plan,
+        pads: Option<&TakenPads>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let most = ring.ring.records.max(1);
+        let sealers = sealing_blocks(plan.bytes, self.blocks);
+        let (openers, sealers) = ((self.blocks - sealers).min(most), sealers.min(most));
+        let launch = Launch { blocks: sealers + openers, threads: THREADS };
+        let mut params =
+            ExchangeParams { ring: *ring, sealed: exchange.sealed.pointer(), sealers, reserved: 0 };
+        let result = match (pads.filter(|pads| pads.any()), &exchange.ahead) {
+            (Some(pads), Some((_, padded))) => {
+                let mut params =
+                    PaddedExchangeParams { exchange: params, seals: pads.seals, opens: pads.opens };
+                // SAFETY: the caller's; the kernel takes `PaddedExchangeParams`, and pads are not made or wiped before
+                // they come back.
+                let result = unsafe { padded.launch(launch, stream, &params) };
+                params.exchange.ring.own.round_keys.zeroize();
+                params.exchange.ring.predecessor.round_keys.zeroize();
+                result
+            }
+            // SAFETY: the caller's; the exchange's kernels take `ExchangeParams`.
+            _ => unsafe { kernel.launch(launch, stream, &params) },
+        };
+        params.ring.own.round_keys.zeroize();
+        params.ring.predecessor.round_keys.zeroize();
+        result
+    }
+
+    /// Keystream that there is for the collective `plan` on `stream`, under keys whose epoch was `entered` just now.
+    fn take_keystream(
+        &mut self,
+        entered: bool,
+        common: bool,
+        plan: &Plan,
+        stream: &Stream,
+    ) -> Result<Option<TakenPads>> {
+        let exchanges = common && self.exchange_for(plan).is_some();
+        let (Some(keys), Some((ahead, _))) =
+            (&self.keys, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()))
+        else {
+            return Ok(None);
+        };
+        if entered {
+            ahead.enter_epoch(&keys.present())?;
+        }
+        let captured = stream.is_capturing()?;
+        let pads = if exchanges && !captured { ahead.take()? } else { None };
+        ahead.count(captured);
+        Ok(pads)
+    }
+
+    /// Has what was taken wiped once `stream` has passed the collective.
+    fn retire_keystream(&mut self, pads: Option<TakenPads>, stream: &Stream) -> Result<()> {
+        match (pads, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut())) {
+            (Some(pads), Some((ahead, _))) => ahead.retire(pads, stream),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has keystream made for the next collectives, all-reduces of `bytes` bytes each. Doesn't wait. Of how many there
+    /// will be keystream.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`], [`Error::InvalidArgument`] without [`GpuOptions::keystream`], [`Error::Cuda`].
+    pub(super) fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
+        if self.poisoned {
+            return Err(Error::Poisoned);
+        }
+        let (blocks, record_bytes) = (self.blocks, self.options.record_bytes);
+        let vectors = bytes.iter().map(|&bytes| {
+            (bytes, record_bytes.unwrap_or_else(|| exchanged_record_bytes(bytes, blocks)) as u32)
+        });
+        match self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()) {
+            Some((ahead, _)) => ahead.make(vectors),
+            None => Err(Error::InvalidArgument("no keystream is kept: set GpuOptions::keystream".into())),
+        }
+    }
+
+    /// The rank's keystream, where some is kept.
+    pub(super) fn keystream(&self) -> Option<&Ahead> {
+        self.exchange.as_ref().and_then(|exchange| exchange.ahead.as_ref()).map(|(ahead, _)| ahead)
     }
 
     /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.

@@ -7,9 +7,10 @@
 use std::thread;
 use std::time::Duration;
 
+use super::ahead::Ahead;
 use super::rank::{GpuRank, Ready, check, check_one_each, launches_per_step, shared_blocks};
 use super::ring_plan::Part;
-use super::{Device, DeviceBuffer, Event, Module, Stream};
+use super::{Device, DeviceBuffer, Event, KeystreamAhead, Module, Stream};
 use crate::channel::{Crypto, GroupSecret, KeyLength, volume};
 use crate::collective::{Algorithm, InProcess, Request};
 use crate::{Dtype, Error, ReduceOp, Result};
@@ -49,6 +50,8 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
     pub key_bytes: u64,
+    /// Keystream that [`GpuGroup::make_keystream`] may make ahead of time; for the sealed exchange of two ranks only.
+    pub keystream: Option<KeystreamAhead>,
 }
 
 impl Default for GpuOptions {
@@ -62,6 +65,7 @@ impl Default for GpuOptions {
             launch: LaunchForm::Auto,
             timeout: Duration::from_secs(30),
             key_bytes: volume::DEFAULT_BYTES,
+            keystream: None,
         }
     }
 }
@@ -325,6 +329,58 @@ impl GpuGroup {
             unsafe { self.ranks[rank].launch(ready.only(Part::Close), buffers[rank], streams[rank])? };
         }
         Ok(())
+    }
+
+    /// Has keystream made, on a stream of low priority on each device, for the group's next collectives: all-reduces of
+    /// f32, f16 or bf16 sums or averages, of `bytes` bytes each, in this order. Doesn't wait. Returns for how many there
+    /// is, or will be, keystream: no more than fit [`GpuOptions::keystream`], and none after a collective was captured in a
+    /// graph, until [`Self::rekey`].
+    ///
+    /// A collective uses what is ready when it gets to a record, and makes the rest; what was made for another collective or
+    /// length is wiped unused. Results are the same.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failure; [`Error::InvalidArgument`] without [`GpuOptions::keystream`];
+    /// [`Error::Cuda`].
+    pub fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
+        let made: Vec<usize> =
+            self.ranks.iter_mut().map(|rank| rank.make_keystream(bytes)).collect::<Result<_>>()?;
+        Ok(made.into_iter().min().unwrap_or(0))
+    }
+
+    /// Waits until all keystream that was asked for is made, and all that was used is wiped.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn wait_for_keystream(&self) -> Result<()> {
+        self.ranks.iter().filter_map(GpuRank::keystream).try_for_each(Ahead::synchronize)
+    }
+
+    /// Records so far whose keystream was not there, of all ranks, modulo 2^32: of collectives with some keystream. Wait
+    /// for the streams first.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn keystream_misses(&self) -> Result<u32> {
+        self.ranks
+            .iter()
+            .filter_map(GpuRank::keystream)
+            .map(Ahead::misses)
+            .try_fold(0, |sum: u32, misses| Ok(sum.wrapping_add(misses?)))
+    }
+
+    /// Whether no keystream lies in any rank's memory, once all that was asked for is done: for audits, as it copies all
+    /// of it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn keystream_is_blank(&self) -> Result<bool> {
+        for ahead in self.ranks.iter().filter_map(GpuRank::keystream) {
+            if !ahead.is_blank()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.

@@ -41,12 +41,19 @@ impl std::fmt::Debug for PreparedKeys {
     }
 }
 
-/// What a collective's kernel takes, with copies of secrets: to be zeroized.
+/// What a collective's kernel takes. Copies of it are the taker's to zeroize.
 pub(super) struct PresentKeys {
     pub(super) own: SealedKey,
     pub(super) predecessor: SealedKey,
     /// Address of the table of [`SenderKey`]s.
     pub(super) senders: u64,
+}
+
+impl Drop for PresentKeys {
+    fn drop(&mut self) {
+        self.own.round_keys.zeroize();
+        self.predecessor.round_keys.zeroize();
+    }
 }
 
 impl RankKeys {

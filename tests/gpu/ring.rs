@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Buffers, Communicator, Options, Partition, Request};
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream,
+    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, KeystreamAhead, Launch, LaunchForm, Module,
+    RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
@@ -67,6 +68,8 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::changed_bytes_fail_both_exchanging_ranks", |gpu| {
         tamper(from_ref(gpu), SUMS, Algorithm::Exchange)
     }),
+    ("ring::exchanges_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu))),
+    ("ring::keystream_ahead_ends_with_its_keys", |gpu| keystream_ends(from_ref(gpu))),
     ("ring::exchanging_graphs_can_be_replayed", |gpu| {
         graph(from_ref(gpu), AES256, Algorithm::Exchange, SUMS)
     }),
@@ -111,6 +114,7 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::relayed_aes256_of_every_type_and_operation", || {
         same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::RelayRing)
     }),
+    ("ring::across_gpus::exchanges_with_keystream_made_ahead", || keystream_ahead(&gpus()?)),
     ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
 ];
 
@@ -551,6 +555,121 @@ impl Meddler {
         self.stop.write(0, &[1; 4], &self.stream)?;
         Ok(())
     }
+}
+
+/// Keystream of two collectives of up to 4 MiB.
+const AHEAD: KeystreamAhead = KeystreamAhead { collectives: 2, bytes: 4 << 20, makers: Some(8) };
+
+/// With keystream of all records, of some and of none: the CPU's bits; afterwards nothing is left of it.
+fn keystream_ahead(gpus: &[Device]) -> Outcome {
+    let devices = places(gpus, 2);
+    for (crypto, record_bytes) in [(AES128, None), (AES256, Some(4096)), (AES256, None)] {
+        let longest = 6 << 20;
+        let options = GpuOptions {
+            algorithm: Algorithm::Exchange,
+            keystream: Some(AHEAD),
+            record_bytes,
+            ..options(crypto, longest)
+        };
+        let mut ranks = Ranks::new(&devices, options)?;
+        let mut cases = Vec::new();
+        for count in [1, 1000, 4096, 100_001, 1 << 20] {
+            for (dtype, in_place) in [(Dtype::F32, false), (Dtype::F32, true), (Dtype::Bf16, false)] {
+                let offset = if count == 1000 { dtype.size() } else { 0 };
+                cases.push(Case { offset, in_place, ..Case::all_reduce(dtype, ReduceOp::Avg, count) });
+            }
+        }
+        // Longer than there is keystream for; and of a type for which none is taken.
+        cases.push(Case::all_reduce(Dtype::F32, ReduceOp::Sum, longest / 4));
+        cases.push(Case::all_reduce(Dtype::I32, ReduceOp::Sum, 5000));
+        let expected = ranks.expected(&cases)?;
+        for (case, expected) in cases.iter().zip(&expected) {
+            let bytes = case.bytes();
+            // Right guesses, waited for; then right ones that may be under way, wrong lengths, and none.
+            let guesses: [(&[usize], bool); 4] =
+                [(&[bytes, bytes], true), (&[bytes], false), (&[bytes / 2 + 1], true), (&[], false)];
+            for (guess, waited) in guesses {
+                let before = ranks.group.keystream_misses()?;
+                let made = ranks.group.make_keystream(guess)?;
+                ensure!(made == guess.len(), "{case:?}: keystream of {made} collectives");
+                if waited {
+                    ranks.group.wait_for_keystream()?;
+                }
+                ranks.succeeds(case, expected)?;
+                let misses = ranks.group.keystream_misses()?.wrapping_sub(before);
+                let hit = guess.len() == 2 && bytes <= AHEAD.bytes && case.dtype != Dtype::I32;
+                ensure!(!hit || misses == 0, "{case:?}: {misses} records had no keystream");
+                if guess.len() == 2 {
+                    ranks.succeeds(case, expected)?;
+                    let misses = ranks.group.keystream_misses()?.wrapping_sub(before);
+                    ensure!(!hit || misses == 0, "{case:?}: {misses} records of the second had no keystream");
+                }
+            }
+        }
+        ranks.group.wait_for_keystream()?;
+        // What was made for the integers went unused; the next collective has it wiped.
+        ranks.succeeds(&cases[0], &expected[0])?;
+        ranks.group.wait_for_keystream()?;
+        ensure!(ranks.group.keystream_is_blank()?, "keystream is left");
+    }
+    Ok(())
+}
+
+/// Neither a new epoch, nor a failure and new keys, nor a captured graph uses keystream that was made before.
+fn keystream_ends(gpus: &[Device]) -> Outcome {
+    let _alone = alone();
+    let (devices, bytes) = (places(gpus, 2), 1 << 20);
+    let exchange = |key_bytes| GpuOptions {
+        algorithm: Algorithm::Exchange,
+        keystream: Some(AHEAD),
+        record_bytes: Some(64 << 10),
+        sm_budget: Some(16),
+        key_bytes,
+        ..options(AES128, bytes)
+    };
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+    // A key for two collectives and a bit.
+    let mut ranks = Ranks::new(&devices, exchange(5 * bytes as u64 / 2))?;
+    let expected = ranks.expected(&[case])?.remove(0);
+    for _ in 0..7 {
+        ranks.group.make_keystream(&[bytes, bytes])?;
+        ranks.group.wait_for_keystream()?;
+        ranks.succeeds(&case, &expected)?;
+    }
+
+    let mut ranks = Ranks::new(&devices, exchange(GpuOptions::default().key_bytes))?;
+    ranks.succeeds(&case, &expected_of(&ranks, &case)?)?;
+    let mut meddler = Meddler::new(&devices[1])?;
+    let storm = Stream::new(&devices[1])?;
+    for _ in 0..3 {
+        ranks.group.rekey()?;
+        ensure!(ranks.group.make_keystream(&[bytes, bytes])? == 2, "no keystream after new keys");
+        ranks.group.wait_for_keystream()?;
+        let [inbox, _] = ranks.group.mailbox(1);
+        meddler.start(8, inbox.pointer() + (64 << 10) + 12, &storm)?;
+        ranks.start(&case)?;
+        ranks.wait()?;
+        meddler.stop()?;
+        storm.synchronize()?;
+        match ranks.group.outcome() {
+            Err(Failure::Record { rank: 1, step: 0, record: 1 }) => {}
+            other => return Err(format!("a changed record with keystream: {other:?}").into()),
+        }
+        match ranks.group.make_keystream(&[bytes]) {
+            Err(Failure::Poisoned) => {}
+            other => return Err(format!("keystream for a poisoned group: {other:?}").into()),
+        }
+        let expected = expected_of(&ranks, &case)?;
+        recovers(&mut ranks, &case, &expected)?;
+    }
+    ranks.group.rekey()?;
+    ranks.group.wait_for_keystream()?;
+    ensure!(ranks.group.keystream_is_blank()?, "keystream outlived its keys");
+    Ok(())
+}
+
+fn expected_of(ranks: &Ranks, case: &Case) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    Ok(ranks.expected(&[*case])?.remove(0))
 }
 
 /// What a failure leaves behind: poisoned ranks, until they are re-keyed.
