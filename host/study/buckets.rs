@@ -8,27 +8,33 @@ pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
 /// DDP's default `bucket_cap_mb`, in MiB.
 pub const DEFAULT_CAP_MIB: usize = 25;
 
-/// Bytes of each all-reduce of one iteration, in the order in which the backward pass issues them.
+/// Elements of the tensors of each all-reduce of one iteration, in the order in which the backward pass issues them.
 ///
 /// PyTorch's rule (`compute_bucket_assignment_by_size`): tensors in reverse registration order join the open
 /// bucket, which closes once it holds at least its cap: 1 MiB for the first, `cap_mib` MiB for the others. A tensor
 /// is never split, so a bucket may exceed its cap by almost a whole tensor. `element_bytes` is 4 for f32 gradients.
 /// A cap below 1 MiB also bounds the first bucket.
-pub fn bucket_bytes(workload: &Workload, cap_mib: usize, element_bytes: usize) -> Vec<usize> {
+pub fn buckets(workload: &Workload, cap_mib: usize, element_bytes: usize) -> Vec<Vec<usize>> {
     let cap = cap_mib << 20;
     let mut buckets = Vec::new();
-    let mut open = 0;
-    for elements in workload.tensors.iter().rev() {
-        open += elements * element_bytes;
+    let mut open = Vec::new();
+    for &elements in workload.tensors.iter().rev() {
+        open.push(elements);
         let limit = if buckets.is_empty() { FIRST_BUCKET_BYTES.min(cap) } else { cap };
-        if open >= limit {
+        if open.iter().sum::<usize>() * element_bytes >= limit {
             buckets.push(std::mem::take(&mut open));
         }
     }
-    if open > 0 {
+    if !open.is_empty() {
         buckets.push(open);
     }
     buckets
+}
+
+/// Bytes of each of the [`buckets`].
+pub fn bucket_bytes(workload: &Workload, cap_mib: usize, element_bytes: usize) -> Vec<usize> {
+    let bytes = |bucket: &Vec<usize>| bucket.iter().sum::<usize>() * element_bytes;
+    buckets(workload, cap_mib, element_bytes).iter().map(bytes).collect()
 }
 
 /// Cryptographic operations (seals and opens) of one rank for `all_reduces` all-reduces over `ranks` ranks with the

@@ -5,5 +5,6 @@ pub mod fit;
 pub mod iteration;
 pub mod measure;
 pub mod model;
+pub mod overlap;
 mod simulate;
 pub mod workloads;
