@@ -170,3 +170,12 @@ fn a_reader_that_leaves_stops_the_run_without_a_panic() {
     let output = run(command, b"");
     assert_eq!(String::from_utf8_lossy(&output.stderr).trim(), "141");
 }
+
+#[test]
+fn what_only_gpus_do_is_refused_on_a_cpu() {
+    for (arguments, words) in
+        [(&["--launch", "step"][..], "nothing is launched on a CPU"), (&["--breakdown"], "--backend cuda")]
+    {
+        fails(&all_reduce(arguments), 2, &[words]);
+    }
+}

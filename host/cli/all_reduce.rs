@@ -92,6 +92,10 @@ struct BenchmarkArguments {
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype, default_value = "float",
           conflicts_with = "input")]
     dtype: Dtype,
+    /// After the table, where the time goes: the link, the cryptography, waiting and launching, measured by CUDA events
+    /// around a launch for each step. Needs --backend cuda and all ranks in one process, at most 16.
+    #[arg(long, conflicts_with = "input")]
+    breakdown: bool,
     /// Also write the figures to this file, as JSON.
     #[arg(short = 'J', long = "json", value_name = "FILE", conflicts_with = "input")]
     json: Option<PathBuf>,
@@ -203,14 +207,16 @@ impl Job {
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }
-        let BenchmarkArguments { begin, end, factor, iterations, warmup, check, dtype, json } = benchmark;
+        let BenchmarkArguments { begin, end, factor, iterations, warmup, check, dtype, breakdown, json } =
+            benchmark;
+        let breakdown = if breakdown { Some(setup.step_by_step()?) } else { None };
         let sweep = Sweep::new(begin, end, factor)?;
         // Of the largest size: inputs, outputs, about as much under way, and the expected result.
         memory::require(
             sweep.largest() as u128 * (3 * ranks as u128 + 1),
             &format!("{ranks} ranks with --maxbytes {}", ByteSize(sweep.largest())),
         )?;
-        Ok(Self::Benchmark(Benchmark { setup, sweep, iterations, warmup, check, dtype, op, json }))
+        Ok(Self::Benchmark(Benchmark { setup, breakdown, sweep, iterations, warmup, check, dtype, op, json }))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::values::{dtype_name, op_name};
+use ringseal::cuda::Breakdown;
 use ringseal::{Dtype, ReduceOp};
 
 /// Times of one measurement's iterations.
@@ -42,6 +43,26 @@ pub(crate) struct Row {
     /// Sealed out-of-place time over the plain ring's, less one, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     overhead_percent: Option<f64>,
+    /// Out of place, step by step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    breakdown: Option<Parts>,
+}
+
+/// A [`Breakdown`].
+#[derive(Debug, Serialize)]
+struct Parts {
+    total_us: f64,
+    link_us: f64,
+    crypto_us: f64,
+    wait_us: f64,
+    launch_us: f64,
+}
+
+impl From<Breakdown> for Parts {
+    fn from(breakdown: Breakdown) -> Self {
+        let Breakdown { total_us, link_us, crypto_us, launch_us, wait_us } = breakdown;
+        Self { total_us, link_us, crypto_us, wait_us, launch_us }
+    }
 }
 
 /// What one kind of run measured.
@@ -76,7 +97,17 @@ impl Row {
     ) -> Self {
         let overhead_percent =
             plain_ring.as_ref().map(|plain| (out_of_place.time_us / plain.time_us - 1.0) * 100.0);
-        Self { bytes, count, out_of_place, in_place, plain_ring, overhead_percent }
+        Self { bytes, count, out_of_place, in_place, plain_ring, overhead_percent, breakdown: None }
+    }
+
+    /// The same with its breakdown, if there is one.
+    pub(crate) fn broken_down(self, breakdown: Option<Breakdown>) -> Self {
+        Self { breakdown: breakdown.map(Parts::from), ..self }
+    }
+
+    /// Elements of a rank's buffer.
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
     /// Wrong elements in all kinds of run.
@@ -122,6 +153,41 @@ pub(crate) fn write_row(out: &mut dyn Write, row: &Row, dtype: Dtype, op: Reduce
     out.flush()
 }
 
+/// Writes the rows' breakdowns as a table of their own, if they have any.
+pub(crate) fn write_breakdowns(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
+    let mut parts = rows.iter().filter_map(|row| Some((row.bytes, row.breakdown.as_ref()?))).peekable();
+    if parts.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "#\n# breakdown, out of place, a launch for each step, by CUDA events; means over the ranks:"
+    )?;
+    writeln!(out, "#   total: until the rank has ended; the sum of the others")?;
+    writeln!(
+        out,
+        "#   link: the steps' kernels without encryption (load, reduce, store to the peer), less launch"
+    )?;
+    writeln!(out, "#   crypto: what they take more with it")?;
+    writeln!(out, "#   wait: between the rank's kernels, for the events of others")?;
+    writeln!(out, "#   launch: the kernels' begin and end, as of one that has nothing to do")?;
+    let headings = ["size", "total", "link", "crypto", "wait", "launch"];
+    let units = ["(B)", "(us)", "(us)", "(us)", "(us)", "(us)"];
+    for [first, rest @ ..] in [headings, units] {
+        write!(out, "#{first:>11}")?;
+        rest.iter().try_for_each(|cell| write!(out, " {cell:>9}"))?;
+        writeln!(out)?;
+    }
+    for (bytes, Parts { total_us, link_us, crypto_us, wait_us, launch_us }) in parts {
+        write!(out, "#{bytes:>11}")?;
+        for us in [total_us, link_us, crypto_us, wait_us, launch_us] {
+            write!(out, " {us:>9.1}")?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +226,17 @@ mod tests {
         assert_eq!(lines[1].len(), lines[3].len(), "{text}");
         assert!(lines[3].ends_with("50.0"), "{text}");
         assert_eq!(row.wrong(), 9);
+        let mut text = Vec::new();
+        write_breakdowns(&mut text, std::slice::from_ref(&row)).unwrap();
+        assert!(text.is_empty());
+        let parts =
+            Breakdown { total_us: 210.0, link_us: 50.0, crypto_us: 100.0, launch_us: 20.0, wait_us: 40.0 };
+        write_breakdowns(&mut text, &[row.broken_down(Some(parts))]).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let [.., headings, units, cells] = lines[..] else { panic!("{text}") };
+        assert_eq!([headings.len(), units.len()], [cells.len(); 2], "{text}");
+        let cells: Vec<_> = cells.split_whitespace().skip(1).collect();
+        assert_eq!(cells, ["1048576", "210.0", "50.0", "100.0", "40.0", "20.0"], "{text}");
     }
 }

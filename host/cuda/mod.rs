@@ -19,6 +19,7 @@
 
 mod aead;
 mod ahead;
+mod breakdown;
 mod cipher;
 mod communicator;
 mod copy;
@@ -44,6 +45,7 @@ mod stream;
 
 pub use aead::{DeviceAead, DeviceText};
 pub use ahead::KeystreamAhead;
+pub use breakdown::{Breakdown, StepTimes};
 pub use cipher::{DeviceKey, Kernels};
 pub use communicator::GpuCommunicator;
 pub use copy::SealedCopy;

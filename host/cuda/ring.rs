@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::ahead::Ahead;
+use super::breakdown::{Gate, StepTimes, Timer};
 use super::rank::{GpuRank, Ready, check, check_one_each, launches_per_step, shared_blocks};
 use super::ring_plan::Part;
 use super::{Device, DeviceBuffer, Event, KeystreamAhead, Module, Stream};
@@ -93,6 +94,10 @@ pub struct RankBuffers {
     /// Device address of what it gets: the place in the vector that `input` has there, or apart from it.
     pub output: u64,
 }
+
+/// Launches of a collective that are queued on held streams: the driver makes a thread that queues more than it has room for
+/// wait, which would be for ever. How many that are is not documented.
+const QUEUED_AHEAD: usize = 512;
 
 /// Ranks on GPUs that do collectives together, all of one process.
 #[derive(Debug)]
@@ -271,7 +276,7 @@ impl GpuGroup {
         if self.order.is_some() {
             let mut begun = false;
             // SAFETY: by the caller's promise.
-            let queued = unsafe { self.run_steps(&ready, buffers, streams, &mut begun) };
+            let queued = unsafe { self.run_steps(&ready, buffers, streams, &mut begun, None) };
             if queued.is_err() && begun {
                 self.ranks.iter_mut().for_each(GpuRank::poison);
             }
@@ -303,9 +308,19 @@ impl GpuGroup {
         buffers: &[RankBuffers],
         streams: &[&Stream],
         begun: &mut bool,
+        mut timer: Option<&mut Timer>,
     ) -> Result<()> {
         let Some(Order { done, all_done }) = &self.order else { return Ok(()) };
         let (ranks, plan) = (self.ranks.len(), ready[0].plan());
+        let mut launch = |own: &mut GpuRank, rank: usize, part: Part| {
+            let stream = streams[rank];
+            // SAFETY: by the caller's promise.
+            let mut launch = || unsafe { own.launch(ready[rank].only(part), buffers[rank], stream) };
+            match &mut timer {
+                Some(timer) => timer.time(rank, stream, launch),
+                None => launch(),
+            }
+        };
         for round in 0..plan.rounds() {
             let at_work: Vec<_> =
                 (0..ranks).filter_map(|rank| Some((rank, plan.step_in(rank, round)?))).collect();
@@ -313,8 +328,7 @@ impl GpuGroup {
                 streams[rank].wait(&done[(rank + ranks - 1) % ranks])?;
             }
             for (rank, part) in at_work {
-                // SAFETY: by the caller's promise.
-                unsafe { self.ranks[rank].launch(ready[rank].only(part), buffers[rank], streams[rank])? };
+                launch(&mut self.ranks[rank], rank, part)?;
                 *begun = true;
                 streams[rank].mark(&done[rank])?;
             }
@@ -324,9 +338,8 @@ impl GpuGroup {
             streams[0].mark(all_done)?;
             streams[1..].iter().try_for_each(|stream| stream.wait(all_done))?;
         }
-        for (rank, ready) in ready.iter().enumerate() {
-            // SAFETY: by the caller's promise.
-            unsafe { self.ranks[rank].launch(ready.only(Part::Close), buffers[rank], streams[rank])? };
+        for (rank, own) in self.ranks.iter_mut().enumerate() {
+            launch(own, rank, Part::Close)?;
         }
         Ok(())
     }
@@ -381,6 +394,61 @@ impl GpuGroup {
             }
         }
         Ok(true)
+    }
+
+    /// Does a collective twice and waits for it, the second time with events around every launch: see
+    /// [`Breakdown`](super::Breakdown). By rank.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless every step is a launch ([`LaunchForm::PerStep`]); [`Error::Unsupported`] for more
+    /// launches than can surely be queued ahead, as those of more than 16 ranks; otherwise as [`Self::run`] and [`Self::outcome`].
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    pub unsafe fn time_steps(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<Vec<StepTimes>> {
+        if self.order.is_none() {
+            return Err(Error::InvalidArgument(
+                "times of steps: the group's collectives are one launch each; set it up with LaunchForm::PerStep"
+                    .into(),
+            ));
+        }
+        // Loads the kernels, which could have to wait for held streams.
+        // SAFETY: by the caller's promise.
+        unsafe { self.run(request, buffers, count, dtype, streams)? };
+        streams.iter().try_for_each(|stream| stream.synchronize())?;
+        self.outcome()?;
+        let ready: Vec<_> =
+            self.ranks.iter_mut().map(|rank| rank.prepare(request, count, dtype)).collect::<Result<_>>()?;
+        let launches = (ready[0].plan().rounds() + 1) * self.ranks.len();
+        if launches > QUEUED_AHEAD {
+            let what = format!("a breakdown of {launches} launches: at most {QUEUED_AHEAD}; use fewer ranks");
+            return Err(Error::Unsupported { backend: "cuda", what });
+        }
+        let (gate, mut begun) = (Gate::new(self.ranks[0].device())?, false);
+        let queued = (|| {
+            streams.iter().try_for_each(|stream| gate.hold(stream))?;
+            let mut timer = Timer::new(streams)?;
+            // SAFETY: by the caller's promise.
+            unsafe { self.run_steps(&ready, buffers, streams, &mut begun, Some(&mut timer))? };
+            Ok(timer)
+        })();
+        gate.open();
+        // All of them, before the gate goes.
+        let passed: Vec<Result<()>> = streams.iter().map(|stream| stream.synchronize()).collect();
+        if queued.is_err() && begun {
+            self.ranks.iter_mut().for_each(GpuRank::poison);
+        }
+        let timer = queued?;
+        passed.into_iter().collect::<Result<()>>()?;
+        self.outcome()?;
+        timer.times()
     }
 
     /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.

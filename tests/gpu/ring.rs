@@ -89,6 +89,7 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
         }
         tamper_launched(from_ref(gpu), Request::Broadcast { root: 1 }, Algorithm::Ring, LaunchForm::PerStep)
     }),
+    ("ring::steps_can_be_timed", steps_can_be_timed),
     ("ring::step_by_step_graphs_can_be_replayed", |gpu| {
         graph_launched(from_ref(gpu), AES128, Algorithm::RelayRing, SUMS, LaunchForm::PerStep)
     }),
@@ -930,6 +931,43 @@ fn steps_have_the_same_bits(gpu: &Device, crypto: Crypto) -> Outcome {
             }
         }
     }
+    Ok(())
+}
+
+/// Every launch has its time, and they lie in the rank's span; the group works on.
+fn steps_can_be_timed(gpu: &Device) -> Outcome {
+    let _alone = alone();
+    let (count, bytes) = (3, 1 << 20);
+    for crypto in [Crypto::None, AES256] {
+        let mut ranks = Ranks::new(&places(from_ref(gpu), count), by_steps(crypto, bytes))?;
+        let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+        let streams: Vec<_> = ranks.streams.iter().collect();
+        let buffers: Vec<_> = ranks
+            .inputs
+            .iter()
+            .zip(&ranks.outputs)
+            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+            .collect();
+        // SAFETY: the buffers hold the vectors; it waits for the streams.
+        let times = unsafe { ranks.group.time_steps(SUMS, &buffers, case.count, case.dtype, &streams)? };
+        ensure!(times.len() == count, "{times:?}");
+        for rank in &times {
+            ensure!(rank.steps.len() == 2 * count - 1, "{rank:?}");
+            let own = rank.steps.iter().sum::<Duration>() + rank.closing;
+            // Each time is rounded to half a microsecond.
+            let rounding = Duration::from_nanos(500 * 2 * count as u64);
+            let inside = own <= rank.span + rounding;
+            ensure!(inside && rank.steps.iter().all(|&step| step > Duration::ZERO), "{rank:?}");
+        }
+        let expected = ranks.expected(&[case])?.remove(0);
+        ranks.succeeds(&case, &expected)?;
+    }
+    let mut persistent = Ranks::new(&places(from_ref(gpu), 2), options(Crypto::None, 64))?;
+    let streams: Vec<_> = persistent.streams.iter().collect();
+    let nowhere = [RankBuffers { input: 0, output: 0 }; 2];
+    // SAFETY: of no elements.
+    let refusal = unsafe { persistent.group.time_steps(SUMS, &nowhere, 0, Dtype::F32, &streams) };
+    ensure!(matches!(refusal, Err(Failure::InvalidArgument(_))), "{refusal:?}");
     Ok(())
 }
 

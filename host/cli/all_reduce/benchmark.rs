@@ -3,7 +3,9 @@
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use ringseal::cuda::{Breakdown, StepTimes};
 use ringseal::{Dtype, ReduceOp};
 use serde::Serialize;
 
@@ -62,6 +64,8 @@ impl Sweep {
 /// A benchmark, with its arguments parsed.
 pub(super) struct Benchmark {
     pub(super) setup: Setup,
+    /// With a launch for each step, and that without encryption.
+    pub(super) breakdown: Option<[Setup; 2]>,
     pub(super) sweep: Sweep,
     pub(super) iterations: NonZeroUsize,
     pub(super) warmup: usize,
@@ -114,6 +118,8 @@ impl Benchmark {
         for group in [Some(group), plain].into_iter().flatten() {
             group.close()?;
         }
+        let rows = self.break_down(rows)?;
+        table::write_breakdowns(&mut stdout, &rows).map_err(Failure::stdout)?;
         self.write_summary(&mut stdout, &rows).map_err(Failure::stdout)?;
         if let Some(mut file) = json {
             file.write(&self.document(&description, &rows)?)?;
@@ -135,6 +141,31 @@ impl Benchmark {
         let sealed = [figures(group, Place::Out)?, figures(group, Place::In)?];
         let plain = plain.map(|group| figures(group, Place::Out)).transpose()?;
         Ok(Row::new(sample.expected.len(), count, sealed, plain))
+    }
+
+    /// The rows with their breakdowns, when they are asked for. Each is of the runs of median length.
+    fn break_down(&self, rows: Vec<Row>) -> Outcome<Vec<Row>> {
+        let Some([sealed, plain]) = &self.breakdown else { return Ok(rows) };
+        let largest = self.sweep.largest();
+        let (mut sealed, mut plain) = (Group::new(sealed, largest)?, Group::new(plain, largest)?);
+        let median = |group: &mut Group, count: usize| -> Outcome<Vec<StepTimes>> {
+            let mut runs = Vec::new();
+            for iteration in 0..self.warmup.saturating_add(self.iterations.get()) {
+                let times = group.time_steps(count, self.dtype, self.op)?;
+                if iteration >= self.warmup {
+                    runs.push(times);
+                }
+            }
+            runs.sort_by_key(|times| times.iter().map(|rank| rank.span).sum::<Duration>());
+            Ok(runs.swap_remove(runs.len() / 2))
+        };
+        rows.into_iter()
+            .map(|row| {
+                let times = [median(&mut sealed, row.count())?, median(&mut plain, row.count())?];
+                let breakdown = Breakdown::new(&times[0], &times[1]);
+                Ok(row.broken_down(Some(breakdown)))
+            })
+            .collect()
     }
 
     /// Warms up, times the iterations and checks the last one's result on every rank.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::membership::Membership;
-use ringseal::collective::Crypto;
+use ringseal::collective::{Crypto, Request};
 use ringseal::cuda::{
     Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, RankBuffers, SeedGroup,
-    SeedOptions, Stream,
+    SeedOptions, StepTimes, Stream,
 };
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
 
@@ -94,12 +94,18 @@ impl GpuRanks {
     }
 
     fn with_team(devices: &[Device], team: Team, max_bytes: usize) -> Result<Self> {
-        let room = |device| DeviceBuffer::new(device, max_bytes.max(1));
+        let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>>>()?;
+        let room = |(device, stream)| {
+            let mut buffer = DeviceBuffer::new(device, max_bytes.max(1))?;
+            // Zeros stay zeros, where nothing else is put in.
+            buffer.fill(0, stream)?;
+            Ok(buffer)
+        };
         Ok(Self {
             team,
-            streams: devices.iter().map(Stream::new).collect::<Result<_>>()?,
-            inputs: devices.iter().map(room).collect::<Result<_>>()?,
-            outputs: devices.iter().map(room).collect::<Result<_>>()?,
+            inputs: devices.iter().zip(&streams).map(room).collect::<Result<_>>()?,
+            outputs: devices.iter().zip(&streams).map(room).collect::<Result<_>>()?,
+            streams,
         })
     }
 
@@ -157,6 +163,22 @@ impl GpuRanks {
         let time = self.run(&buffers, vectors[0].len(), dtype, op)?;
         download(&self.inputs, vectors, &self.streams)?;
         Ok(time)
+    }
+
+    /// Times an all-reduce of `count` elements of what the inputs last held, out of place, step by step; by rank.
+    pub(super) fn time_steps(&mut self, count: usize, dtype: Dtype, op: ReduceOp) -> Result<Vec<StepTimes>> {
+        let Team::Group(group) = &mut self.team else {
+            return Err(Error::InvalidArgument("times of steps: all ranks must be in this process".into()));
+        };
+        let buffers: Vec<_> = self
+            .inputs
+            .iter()
+            .zip(&self.outputs)
+            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+            .collect();
+        let streams: Vec<&Stream> = self.streams.iter().collect();
+        // SAFETY: as in `run`; it waits for the streams.
+        unsafe { group.time_steps(Request::AllReduce(op), &buffers, count, dtype, &streams) }
     }
 
     fn upload(&mut self, vectors: &[Vec<u8>]) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Nodes, Options, Request};
-use ringseal::cuda::{Device, GpuOptions, LaunchForm, SeedOptions};
+use ringseal::cuda::{Device, GpuOptions, LaunchForm, SeedOptions, StepTimes};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks, GroupOptions};
@@ -188,6 +188,22 @@ impl Setup {
         (self.crypto != Crypto::None).then_some(plain)
     }
 
+    /// What a breakdown measures: the same with a launch for each step, and that without encryption.
+    pub(super) fn step_by_step(&self) -> Outcome<[Self; 2]> {
+        if !matches!(self.home, Home::Gpus(_))
+            || self.structure != Structure::Fused
+            || self.membership.is_some()
+        {
+            return Err(Failure::Input(
+                "--breakdown: it takes --backend cuda, all ranks in one process, and --crypto gcm or none"
+                    .into(),
+            ));
+        }
+        let steps = Self { launch: LaunchForm::PerStep, ..self.clone() };
+        let plain = Self { crypto: Crypto::None, ..steps.clone() };
+        Ok([steps, plain])
+    }
+
     /// In words, for the head of a table.
     pub(super) fn description(&self) -> Outcome<String> {
         let Self { ranks, home, choice, crypto, structure, record_bytes, membership, .. } = self;
@@ -349,6 +365,17 @@ impl Group {
                 let apart =
                     inputs.iter().zip(outputs).map(|(input, output)| Buffers::Apart { input, output });
                 run(ranks, choice.algorithm(bytes), apart, dtype, op)
+            }
+        }
+    }
+
+    /// An all-reduce of this many elements, of whatever the ranks' memory holds, step by step; by rank. Of ranks on GPUs, all
+    /// in this process.
+    pub(super) fn time_steps(&mut self, count: usize, dtype: Dtype, op: ReduceOp) -> Outcome<Vec<StepTimes>> {
+        match self {
+            Self::Gpus(ranks) => Ok(ranks.time_steps(count, dtype, op)?),
+            Self::Process(..) | Self::Nodes(_) => {
+                Err(Failure::Input("--breakdown: use --backend cuda".into()))
             }
         }
     }
