@@ -2,7 +2,7 @@
 //! beside it, as DistributedDataParallel does them. docs/timeline.md says what is measured.
 //!
 //! `cargo bench --bench timeline -- [--workload NAME] [--cap MIB] [--tokens N] [--devices 0,1] [--ranks N]
-//! [--sm 8,16,32,all] [--record BYTES] [--nccl] [--rounds N] [--seconds S] [--ptx FILE] [--json FILE]`.
+//! [--sm 8,16,32,all] [--record BYTES] [--makers N] [--nccl] [--rounds N] [--seconds S] [--ptx FILE] [--json FILE]`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
@@ -17,7 +17,7 @@ mod report;
 use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
-use ringseal::cuda::{Device, Event, GpuGroup, GpuOptions, Nccl, RankBuffers, Stream};
+use ringseal::cuda::{Device, Event, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream};
 use ringseal::study::overlap::{Backward, Iteration};
 use ringseal::study::workloads::Workload;
 use ringseal::{Dtype, Error, ReduceOp, Result};
@@ -25,13 +25,15 @@ use ringseal::{Dtype, Error, ReduceOp, Result};
 use energy::Energy;
 use gate::{Closed, Gate};
 use rank::Rank;
-use report::{Report, Row};
+use report::{Measured, Report, Row};
 
 /// Iterations before any is measured, in which libraries and groups prepare what may make the host wait.
 const WARM_UP: usize = 3;
 /// Products queued on a stream before the gate opens, at the latest: a stream holds about a thousand launches, and the host
 /// waits when it is full.
 const HELD_BACK: usize = 300;
+/// Bytes of a bucket that have keystream made ahead, at most: it takes four times as much memory for each bucket.
+const AHEAD_BYTES: usize = 64 << 20;
 
 struct Arguments {
     workload: Workload,
@@ -41,6 +43,7 @@ struct Arguments {
     ranks: usize,
     budgets: Vec<Option<u32>>,
     record_bytes: Option<usize>,
+    makers: Option<u32>,
     nccl: bool,
     rounds: usize,
     seconds: f64,
@@ -57,6 +60,7 @@ fn arguments() -> Arguments {
         ranks: 2,
         budgets: vec![Some(8), Some(16), Some(32), Some(64), None],
         record_bytes: None,
+        makers: None,
         nccl: false,
         rounds: 20,
         seconds: 1.5,
@@ -82,6 +86,7 @@ fn arguments() -> Arguments {
                 parsed.budgets = value().split(',').map(budget).collect();
             }
             "--record" => parsed.record_bytes = Some(value().parse().expect("a number")),
+            "--makers" => parsed.makers = Some(value().parse().expect("a number")),
             "--nccl" => parsed.nccl = true,
             "--rounds" => parsed.rounds = value().parse().expect("a number"),
             "--seconds" => parsed.seconds = value().parse().expect("a number"),
@@ -100,12 +105,20 @@ fn arguments() -> Arguments {
 struct Variant {
     name: &'static str,
     crypto: Crypto,
+    /// Whether each iteration makes the keystream of the next.
+    ahead: bool,
+}
+
+const fn variant(name: &'static str, crypto: Crypto, ahead: bool) -> Variant {
+    Variant { name, crypto, ahead }
 }
 
 const VARIANTS: &[Variant] = &[
-    Variant { name: "plain", crypto: Crypto::None },
-    Variant { name: "AES-128", crypto: Crypto::Gcm(KeyLength::Aes128) },
-    Variant { name: "AES-256", crypto: Crypto::Gcm(KeyLength::Aes256) },
+    variant("plain", Crypto::None, false),
+    variant("AES-128", Crypto::Gcm(KeyLength::Aes128), false),
+    variant("128, ahead", Crypto::Gcm(KeyLength::Aes128), true),
+    variant("AES-256", Crypto::Gcm(KeyLength::Aes256), false),
+    variant("256, ahead", Crypto::Gcm(KeyLength::Aes256), true),
 ];
 
 fn main() {
@@ -124,20 +137,22 @@ fn run(arguments: &Arguments) -> Result<()> {
     let measure = |reducer: &mut Reducer| bench.measure(reducer, arguments, energy.as_ref().ok());
     let mut report = Report::new(measure(&mut Reducer::Nobody)?);
     if arguments.nccl {
-        let (iteration, joules) = measure(&mut Reducer::Nccl(Nccl::new(&devices)?))?;
-        report.add(Row { name: "NCCL, plain", blocks: None, iteration, joules });
+        let measured = measure(&mut Reducer::Nccl(Nccl::new(&devices)?))?;
+        report.add(Row { name: "NCCL, plain", blocks: None, measured });
     }
+    // Keystream is made ahead for exchanges only.
+    let variants = VARIANTS.iter().filter(|variant| !variant.ahead || arguments.ranks == 2);
     for &budget in &arguments.budgets {
-        for variant in VARIANTS {
+        for variant in variants.clone() {
             let group = bench.group(variant, budget, arguments)?;
             let blocks = Some(group.blocks());
-            let (iteration, joules) = measure(&mut Reducer::Group(Box::new(group)))?;
-            report.add(Row { name: variant.name, blocks, iteration, joules });
+            let measured = measure(&mut Reducer::Group { group: Box::new(group), ahead: variant.ahead })?;
+            report.add(Row { name: variant.name, blocks, measured });
         }
     }
     // What has changed by itself since the beginning: clocks and temperature.
-    let (iteration, joules) = measure(&mut Reducer::Nobody)?;
-    report.add(Row { name: "none, again", blocks: None, iteration, joules });
+    let measured = measure(&mut Reducer::Nobody)?;
+    report.add(Row { name: "none, again", blocks: None, measured });
     let run = report.json(&serde_json::json!({
         "device": devices[0].name()?,
         "devices": arguments.devices,
@@ -146,6 +161,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         "workload": arguments.workload.name,
         "cap_mib": arguments.cap_mib,
         "tokens": arguments.tokens,
+        "makers": arguments.makers,
         "operations": bench.backward.operations(arguments.tokens),
         "bucket_bytes": bench.backward.buckets.iter().map(|bucket| 4 * bucket.elements).collect::<Vec<_>>(),
     }));
@@ -159,7 +175,10 @@ enum Reducer {
     /// The products alone.
     Nobody,
     Nccl(Nccl),
-    Group(Box<GpuGroup>),
+    Group {
+        group: Box<GpuGroup>,
+        ahead: bool,
+    },
 }
 
 impl Reducer {
@@ -172,15 +191,32 @@ impl Reducer {
             match self {
                 Self::Nobody => Ok(()),
                 Self::Nccl(nccl) => nccl.all_reduce(buffers, count, dtype, op, streams),
-                Self::Group(group) => group.all_reduce(buffers, count, dtype, op, streams),
+                Self::Group { group, .. } => group.all_reduce(buffers, count, dtype, op, streams),
             }
+        }
+    }
+
+    /// Has the keystream of the next iteration made, if that is to be, while the one that was queued runs.
+    fn make_ahead(&mut self, backward: &Backward) -> Result<()> {
+        if let Self::Group { group, ahead: true } = self {
+            let bytes: Vec<usize> = backward.buckets.iter().map(|bucket| 4 * bucket.elements).collect();
+            group.make_keystream(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Records so far whose keystream was not there in time, where there is to be any.
+    fn misses(&self) -> Result<Option<u32>> {
+        match self {
+            Self::Group { group, ahead: true } => group.keystream_misses().map(Some),
+            _ => Ok(None),
         }
     }
 
     /// How what the streams have passed went.
     fn outcome(&mut self) -> Result<()> {
         match self {
-            Self::Group(group) => group.outcome(),
+            Self::Group { group, .. } => group.outcome(),
             Self::Nobody | Self::Nccl(_) => Ok(()),
         }
     }
@@ -241,6 +277,12 @@ impl Bench {
             record_bytes: arguments.record_bytes,
             sm_budget: budget,
             timeout: Duration::from_secs(5),
+            keystream: variant.ahead.then(|| KeystreamAhead {
+                // Those of the iteration that runs, and of the next.
+                collectives: 2 * self.backward.buckets.len(),
+                bytes: AHEAD_BYTES.min(4 * longest(&self.backward)),
+                makers: arguments.makers,
+            }),
             ..GpuOptions::default()
         };
         GpuGroup::new(&devices, &arguments.image, &GroupSecret::random()?, options)
@@ -252,23 +294,29 @@ impl Bench {
         reducer: &mut Reducer,
         arguments: &Arguments,
         energy: Option<&Energy>,
-    ) -> Result<(Iteration, Option<f64>)> {
+    ) -> Result<Measured> {
         for _ in 0..WARM_UP {
-            wait(&self.queue(reducer, None)?)?;
+            let marks = self.queue(reducer, None)?;
+            reducer.make_ahead(&self.backward)?;
+            wait(&marks)?;
         }
+        let missed = reducer.misses()?;
         let mut iterations = Vec::with_capacity(arguments.rounds);
         for _ in 0..arguments.rounds {
             let gate = self.gate.close();
             let marks = self.queue(reducer, Some(&gate))?;
             gate.open();
+            reducer.make_ahead(&self.backward)?;
             iterations.push(wait(&marks)?);
         }
         reducer.outcome()?;
         self.check(reducer)?;
+        // Of all rounds, before more iterations run.
+        let misses = missed.zip(reducer.misses()?).map(|(before, after)| after.wrapping_sub(before));
         let joules = energy.map(|energy| self.joules(reducer, energy, arguments.seconds)).transpose()?;
-        let median = Iteration::median(&iterations)
+        let iteration = Iteration::median(&iterations)
             .ok_or_else(|| Error::InvalidArgument("--rounds must be at least 1".into()))?;
-        Ok((median, joules))
+        Ok(Measured { iteration, joules, misses })
     }
 
     /// Joules of an iteration, where the next one is always queued: the counters move some tens of times a second.
@@ -278,6 +326,7 @@ impl Bench {
         let mut iterations = 1;
         let mut queued = self.queue(reducer, None)?;
         while begin.elapsed().as_secs_f64() < seconds {
+            reducer.make_ahead(&self.backward)?;
             let next = self.queue(reducer, None)?;
             wait(&queued)?;
             queued = next;

@@ -3,13 +3,22 @@
 use ringseal::study::overlap::Iteration;
 use serde_json::{Value, json};
 
+/// What an iteration took.
+pub(crate) struct Measured {
+    /// The median one.
+    pub(crate) iteration: Iteration,
+    /// On average.
+    pub(crate) joules: Option<f64>,
+    /// Records of all rounds and ranks whose keystream was not there in time.
+    pub(crate) misses: Option<u32>,
+}
+
 /// One way to reduce the gradients.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// Blocks of each rank's all-reduces, each on a multiprocessor.
     pub(crate) blocks: Option<u32>,
-    pub(crate) iteration: Iteration,
-    pub(crate) joules: Option<f64>,
+    pub(crate) measured: Measured,
 }
 
 /// Rows beside the products alone.
@@ -22,18 +31,18 @@ pub(crate) struct Report {
 
 impl Report {
     /// Begins with the products alone.
-    pub(crate) fn new((alone, joules): (Iteration, Option<f64>)) -> Self {
+    pub(crate) fn new(measured: Measured) -> Self {
         println!(
             "{:>12} {:>5} {:>13} {:>12} {:>11} {:>9} {:>12} {:>9}",
             "all-reduces", "SMs", "iteration us", "products us", "exposed us", "slowdown", "security us", "J"
         );
-        let mut report = Self { alone, plain: None, rows: Vec::new() };
-        report.add(Row { name: "none", blocks: None, iteration: alone, joules });
+        let mut report = Self { alone: measured.iteration, plain: None, rows: Vec::new() };
+        report.add(Row { name: "none", blocks: None, measured });
         report
     }
 
     pub(crate) fn add(&mut self, row: Row) {
-        let Row { name, blocks, iteration, joules } = row;
+        let Row { name, blocks, measured: Measured { iteration, joules, misses } } = row;
         if name == "plain" {
             self.plain = Some((iteration, blocks));
         }
@@ -56,6 +65,7 @@ impl Report {
         self.rows.push(json!({
             "all_reduces": name, "blocks": blocks, "iteration_us": iteration.total_us, "products_us": iteration.compute_us,
             "exposed_us": exposed, "slowdown": slowdown, "security_us": security, "joules": joules,
+            "keystream_misses": misses,
         }));
     }
 
