@@ -17,7 +17,7 @@ use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS};
 use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams};
-use ringseal_kernels::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
+use ringseal_kernels::step::{FINISH, FORWARD, NOTHING, RECEIVE, REDUCE, SEND, STORE, Step};
 
 use support::Arguments;
 
@@ -155,7 +155,7 @@ impl<'a> Bench<'a> {
             sends: index,
             sealed_by: 0,
             sealed_in: if sends && !relays { index.wrapping_sub(1) } else { 0 },
-            reserved: [0; 3],
+            ..NOTHING
         };
         let table: Vec<Step> = (0..=repeats).map(step).collect();
         // SAFETY: words without padding.

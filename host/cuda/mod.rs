@@ -29,6 +29,7 @@ mod gcm;
 mod ipc;
 mod keystream;
 mod memory;
+mod mesh_plan;
 mod module;
 mod nccl;
 mod nccl_exchange;

@@ -8,14 +8,17 @@ use ringseal_kernels::exchange::{
     EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED, PADDED_EXCHANGE_SHARED,
     PaddedExchangeParams,
 };
+use ringseal_kernels::mesh::{Mesh, MeshParams, Outbox, failed_parts, scratch_bytes, started_at};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
+use ringseal_kernels::sealed_mesh::{SEALED_MESH_SHARED, SealedMeshParams};
 use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
 use super::ahead::{Ahead, TakenPads};
+use super::mesh_plan::Destination;
 use super::ring_keys::{PresentKeys, RankKeys};
 use super::ring_plan::{Part, Plan};
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
@@ -30,6 +33,10 @@ const LONGEST_RECORD: usize = 256 << 10;
 const WORTH_TWO: usize = 128 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
 const SHORTEST_RECORD: usize = 4 << 10;
+
+/// Ranks that speak to each other at most, where not only neighbours on a ring do: the table of a rank's steps, and the
+/// time it takes to make one, grow with their number.
+const MOST_MESHED: usize = 256;
 
 /// A rank's state before its first collective.
 const FIRST: RankState =
@@ -127,6 +134,20 @@ impl SealedExchange {
     }
 }
 
+/// The table of a rank's steps in one collective.
+#[derive(Debug)]
+struct StepTable {
+    /// [`Step`]s, then the mesh's [`Outbox`]es.
+    buffer: DeviceBuffer,
+    steps: usize,
+}
+
+impl StepTable {
+    fn outboxes(&self) -> u64 {
+        self.buffer.pointer() + (self.steps * size_of::<Step>()) as u64
+    }
+}
+
 /// One rank of a group.
 #[derive(Debug)]
 pub(super) struct GpuRank {
@@ -152,7 +173,9 @@ pub(super) struct GpuRank {
     /// Of all ranks, by rank; empty until [`Self::connect`].
     mailboxes: Vec<Mailbox>,
     /// Step tables.
-    steps: HashMap<Plan, DeviceBuffer>,
+    steps: HashMap<Plan, StepTable>,
+    /// Where the mesh's kernels keep partial results, in plain.
+    scratch: Option<DeviceBuffer>,
     /// `None` without cryptography, and before the first session.
     keys: Option<RankKeys>,
     /// Whether the collective that is being launched begins an epoch of keys.
@@ -184,7 +207,7 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
             "a sealed exchange's records have at most {LONGEST_EXCHANGED} bytes"
         )));
     }
-    if options.launch == LaunchForm::PerStep && !launches_per_step(options.algorithm) {
+    if options.launch == LaunchForm::PerStep && !launches_per_step(options.algorithm, ranks) {
         let what = format!(
             "the {} algorithm in a launch for each step: use ring or relay, or the persistent form",
             options.algorithm.name()
@@ -202,23 +225,16 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
             return Err(Error::Unsupported { backend: "cuda", what });
         }
     }
-    match options.algorithm {
-        Algorithm::Ring | Algorithm::RelayRing => Ok(()),
-        Algorithm::Exchange if ranks <= 2 => Ok(()),
-        Algorithm::Exchange => {
-            let what = "the exchange of more than two ranks".into();
-            Err(Error::Unsupported { backend: "cuda", what })
-        }
-        Algorithm::Direct | Algorithm::Tree => {
-            let what = format!("the {} algorithm", options.algorithm.name());
-            Err(Error::Unsupported { backend: "cuda", what })
-        }
+    if ranks > MOST_MESHED && Plan::meshes(options.algorithm, ranks) {
+        let what = format!("the {} algorithm of more than {MOST_MESHED} ranks", options.algorithm.name());
+        return Err(Error::Unsupported { backend: "cuda", what });
     }
+    Ok(())
 }
 
 /// Whether the algorithm's steps can each be a launch: where every rank receives from its predecessor only.
-pub(super) const fn launches_per_step(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Ring | Algorithm::RelayRing | Algorithm::Exchange)
+pub(super) const fn launches_per_step(algorithm: Algorithm, ranks: usize) -> bool {
+    !Plan::meshes(algorithm, ranks)
 }
 
 /// Refuses anything but a buffer and a stream for each of `ranks` ranks.
@@ -245,7 +261,7 @@ pub(super) fn vector_bytes(count: usize, dtype: Dtype, max_bytes: usize) -> Resu
 
 /// Whether records come that others than the predecessor have sealed. With two ranks the predecessor is the only other.
 fn opens_any_sender(options: &GpuOptions, ranks: usize) -> bool {
-    options.algorithm == Algorithm::RelayRing && ranks > 2
+    options.algorithm == Algorithm::RelayRing && ranks > 2 || Plan::meshes(options.algorithm, ranks)
 }
 
 /// How many blocks each of the ranks that share a device may run: all of a rank's blocks, and those of the other ranks on
@@ -270,7 +286,15 @@ impl GpuRank {
         options: &GpuOptions,
     ) -> Result<Self> {
         let device = module.device();
+        let meshes = Plan::meshes(options.algorithm, ranks);
         let (common, any, shared) = match (options.crypto, opens_any_sender(options, ranks)) {
+            (Crypto::None, _) if meshes => ("mesh_plain", "mesh_plain_any", PLAIN_SHARED),
+            (Crypto::Gcm(KeyLength::Aes128), _) if meshes => {
+                ("mesh_sealed_128", "mesh_sealed_any_128", SEALED_MESH_SHARED)
+            }
+            (Crypto::Gcm(KeyLength::Aes256), _) if meshes => {
+                ("mesh_sealed_256", "mesh_sealed_any_256", SEALED_MESH_SHARED)
+            }
             (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
             (Crypto::Gcm(KeyLength::Aes128), false) => {
                 ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED)
@@ -297,7 +321,7 @@ impl GpuRank {
             }
             _ => None,
         };
-        let (mut inbox_half, mut signals_half) = (0, 0);
+        let (mut inbox_half, mut signals_half, mut longest_chunk) = (0, 0, 0);
         for plan in Plan::longest_of_each(options.algorithm, ranks, options.max_bytes) {
             let (messages, longest) = (plan.messages() as u64, plan.longest_chunk());
             let records = match &exchange {
@@ -306,7 +330,8 @@ impl GpuRank {
                 }
                 _ => most_records(options, longest, blocks),
             };
-            inbox_half = inbox_half.max(messages * longest.next_multiple_of(256) as u64);
+            longest_chunk = longest_chunk.max(longest);
+            inbox_half = inbox_half.max(messages * message_stride(longest) as u64);
             signals_half = signals_half.max(messages * records as u64);
         }
         let shared_zeros = |bytes: u64| {
@@ -324,7 +349,7 @@ impl GpuRank {
             module: module.clone(),
             blocks,
             exchange,
-            notice: shared_zeros(size_of::<Notice>() as u64)?,
+            notice: shared_zeros(started_at(ranks as u32))?,
             notices: DeviceBuffer::new(device, 8 * ranks)?,
             inbox: shared_zeros(2 * inbox_half)?,
             signals: shared_zeros(2 * signals_half * SIGNAL_BYTES)?,
@@ -333,6 +358,10 @@ impl GpuRank {
             signals_half,
             mailboxes: Vec::new(),
             steps: HashMap::new(),
+            scratch: match meshes {
+                true => Some(DeviceBuffer::secret(device, scratch_bytes(longest_chunk as u64) as usize)?),
+                false => None,
+            },
             keys: None,
             entered: false,
             stream,
@@ -436,13 +465,13 @@ impl GpuRank {
                 "{bytes} bytes in chunks that don't begin at multiples of 16: at most 2^32 elements; pad the vector"
             )));
         }
-        self.prepare_steps(plan)?;
         let chunk = plan.longest_chunk();
         let record_bytes = match (self.options.record_bytes, self.exchange_for(&plan)) {
             (None, Some(_)) => exchanged_record_bytes(chunk, self.blocks),
             _ => record_bytes(&self.options, chunk, self.blocks),
         };
         let records = records_of(chunk, record_bytes);
+        self.prepare_steps(plan, chunk, records)?;
         Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
     }
 
@@ -451,14 +480,27 @@ impl GpuRank {
         self.exchange.as_ref().filter(|_| plan.collective == Collective::AllReduce)
     }
 
-    /// Lowers the schedule, once.
-    fn prepare_steps(&mut self, plan: Plan) -> Result<()> {
+    /// Lowers the schedule, once. Its chunks have at most `chunk` bytes and `records` records.
+    fn prepare_steps(&mut self, plan: Plan, chunk: usize, records: usize) -> Result<()> {
         if self.steps.contains_key(&plan) {
             return Ok(());
         }
-        let buffer = DeviceBuffer::from_host(bytes_of(&plan.steps(self.rank)), &self.stream)?;
+        let (steps, outboxes) = match &self.scratch {
+            None => (plan.steps(self.rank), Vec::new()),
+            Some(_) => {
+                let program = plan.program(self.rank);
+                let outbox = |to: &Destination| Outbox {
+                    inbox: self.mailboxes[to.rank].inbox + (to.message * message_stride(chunk)) as u64,
+                    signals: self.mailboxes[to.rank].signals + (to.message * records) as u64 * SIGNAL_BYTES,
+                };
+                let outboxes: Vec<_> = program.destinations.iter().map(outbox).collect();
+                (program.steps, outboxes)
+            }
+        };
+        let table = [bytes_of(&steps), bytes_of(&outboxes)].concat();
+        let buffer = DeviceBuffer::from_host(&table, &self.stream)?;
         self.stream.synchronize()?;
-        self.steps.insert(plan, buffer);
+        self.steps.insert(plan, StepTable { buffer, steps: steps.len() });
         Ok(())
     }
 
@@ -503,7 +545,7 @@ impl GpuRank {
         };
         let successor = self.mailboxes[(self.rank + 1) % self.ranks];
         let steps = &self.steps[&plan];
-        let table = (steps.len() / size_of::<Step>()) as u32;
+        let table = steps.steps as u32;
         let (first_step, step_count, records) = match part {
             Part::Whole => (0, table, records),
             Part::Step { index, .. } => (index, 1, records),
@@ -514,7 +556,7 @@ impl GpuRank {
             state: self.state.pointer(),
             notice: self.notice.pointer(),
             notices: self.notices.pointer(),
-            steps: steps.pointer() + (first_step * size_of::<Step>()) as u64,
+            steps: steps.buffer.pointer() + (first_step * size_of::<Step>()) as u64,
             input: input.wrapping_sub(given.start as u64),
             output: buffers.output.wrapping_sub(wanted.start as u64),
             result: buffers.output,
@@ -522,7 +564,7 @@ impl GpuRank {
             inbox: self.inbox.pointer(),
             outbox: successor.inbox,
             inbox_half: self.inbox_half,
-            message_stride: chunk.next_multiple_of(256) as u64,
+            message_stride: message_stride(chunk) as u64,
             signals_in: self.signals.pointer(),
             signals_out: successor.signals,
             signals_half: self.signals_half,
@@ -537,10 +579,16 @@ impl GpuRank {
             rank: self.rank as u32,
             ranks: self.ranks as u32,
             unit: plan.unit() as u32,
-            awaits_successor: plan.may_run_ahead() as u32,
+            awaits_successor: (plan.may_run_ahead() && self.scratch.is_none()) as u32,
             more: !part.is_last() as u32,
             reserved: 0,
         };
+        let mesh = self.scratch.as_ref().map(|scratch| Mesh {
+            outboxes: steps.outboxes(),
+            scratch: scratch.pointer(),
+            awaits_others: plan.may_run_ahead() as u32,
+            reserved: 0,
+        });
         let blocks = self.blocks.min(records.max(1) as u32);
         let (common, any) = match self.exchange_for(&plan) {
             Some(exchange) => (&exchange.common, &exchange.any),
@@ -548,11 +596,21 @@ impl GpuRank {
         };
         let kernel = if is_common(reduction) { common } else { any };
         let launch = Launch { blocks, threads: THREADS };
-        let result = match &self.keys {
-            // SAFETY: the plain kernels take `RingParams`; the rank's buffers live as long as it, and the mailboxes were
-            // promised to; the caller answers for the others.
-            None => unsafe { kernel.launch(launch, stream, &params) },
-            Some(keys) => {
+        let result = match (&self.keys, mesh) {
+            // SAFETY: the ring's plain kernels take `RingParams`, the mesh's `MeshParams`; the rank's buffers live as long as
+            // it, and the mailboxes were promised to; the caller answers for the others.
+            (None, None) => unsafe { kernel.launch(launch, stream, &params) },
+            // SAFETY: as above.
+            (None, Some(mesh)) => unsafe {
+                kernel.launch(launch, stream, &MeshParams { ring: params, mesh })
+            },
+            (Some(keys), Some(mesh)) => {
+                let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
+                let params = SealedMeshParams { ring: params, mesh, call, senders: keys.senders() };
+                // SAFETY: as above, and the mesh's sealed kernels take `SealedMeshParams`.
+                unsafe { kernel.launch(launch, stream, &params) }
+            }
+            (Some(keys), None) => {
                 let present = keys.present();
                 let PresentKeys { own, predecessor, senders } = present;
                 let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
@@ -712,20 +770,21 @@ impl GpuRank {
 
     /// What a rank's failure word means; `None` for 0.
     fn failure(&self, rank: usize, word: u64) -> Option<Error> {
-        let (step, record) = ((word >> 32 & 0x00ff_ffff) as usize, word as u32 as usize);
+        let (field, record) = ((word >> 32) as u32 & 0x00ff_ffff, word as u32 as usize);
+        // Whom the rank waited for, and for which message.
+        let (from, step) = match (&self.scratch, word >> 56) {
+            (Some(_), _) => failed_parts(field),
+            (None, failure::ABSENT) => (((rank + 1) % self.ranks) as u32, field),
+            (None, _) => (((rank + self.ranks - 1) % self.ranks) as u32, field),
+        };
+        let (from, step) = (from as usize, step as usize);
         Some(match word >> 56 {
             0 => return None,
             failure::AUTHENTICATION => Error::Record { rank, step, record },
             failure::EXHAUSTED => Error::KeyExhausted { limit: self.options.key_bytes },
-            cause => Error::Deadline {
-                rank,
-                peer: match cause {
-                    failure::ABSENT => (rank + 1) % self.ranks,
-                    _ => (rank + self.ranks - 1) % self.ranks,
-                },
-                step,
-                waited_ms: self.options.timeout.as_millis() as u64,
-            },
+            _ => {
+                Error::Deadline { rank, peer: from, step, waited_ms: self.options.timeout.as_millis() as u64 }
+            }
         })
     }
 
@@ -768,6 +827,11 @@ impl GpuRank {
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
+}
+
+/// Bytes of an inbox from one message to the next, for chunks of at most `chunk` bytes.
+const fn message_stride(chunk: usize) -> usize {
+    chunk.next_multiple_of(256)
 }
 
 /// The first block of the records' additional data, and what else it says of the collective.
@@ -868,7 +932,7 @@ fn records_of(chunk: usize, record_bytes: usize) -> usize {
 
 /// Plain words of a struct or slice that the device reads.
 fn bytes_of<T: Copy>(values: &[T]) -> &[u8] {
-    // SAFETY: called with `u64`, `Step`, `Notice` and `RankState`, which have no padding.
+    // SAFETY: called with `u64`, `Step`, `Outbox`, `Notice` and `RankState`, which have no padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 

@@ -36,10 +36,10 @@ pub enum LaunchForm {
 pub struct GpuOptions {
     /// What protects records.
     pub crypto: Crypto,
-    /// How collectives are done: [`Algorithm::Ring`], [`Algorithm::RelayRing`] or, of two ranks,
-    /// [`Algorithm::Exchange`].
+    /// How collectives are done.
     pub algorithm: Algorithm,
-    /// Length in bytes of the longest vector of any collective. The inboxes take four times as much on each rank.
+    /// Length in bytes of the longest vector of any collective. The inboxes take four times as much on each rank; by a tree six
+    /// times, by an exchange twice for each other rank.
     pub max_bytes: usize,
     /// Bytes of a record, a multiple of 16; chosen by the vector's length when `None`.
     pub record_bytes: Option<usize>,
@@ -530,7 +530,9 @@ fn divide(gpus: &[(u32, usize)], options: &GpuOptions) -> Result<(LaunchForm, u3
         (LaunchForm::PerStep, Ok(blocks)) => Ok((LaunchForm::PerStep, blocks)),
         // Blocks that find no room come later.
         (LaunchForm::PerStep, Err(_)) => Ok((LaunchForm::PerStep, 1)),
-        (LaunchForm::Auto, Err(_)) if launches_per_step(options.algorithm) => Ok((LaunchForm::PerStep, 1)),
+        (LaunchForm::Auto, Err(_)) if launches_per_step(options.algorithm, gpus.len()) => {
+            Ok((LaunchForm::PerStep, 1))
+        }
         (LaunchForm::Auto | LaunchForm::Persistent, resident) => Ok((LaunchForm::Persistent, resident?)),
     }
 }

@@ -170,6 +170,11 @@ impl RankKeys {
         Ok(())
     }
 
+    /// Address of this epoch's table of [`SenderKey`]s, which holds all that the mesh's kernels need.
+    pub(super) fn senders(&self) -> u64 {
+        self.epochs[(self.epoch % 2) as usize].table.pointer()
+    }
+
     /// This epoch's keys.
     pub(super) fn present(&self) -> PresentKeys {
         let keys = &self.epochs[(self.epoch % 2) as usize];

@@ -1,4 +1,4 @@
-//! Collectives as tables of the ring kernels' steps.
+//! Collectives as tables of the kernels' steps: of the ring's, or of the mesh's.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use ringseal_kernels::step::{
     Step, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
 };
 
+use super::mesh_plan::{Program, programs};
 use crate::Dtype;
 use crate::collective::schedule::chunks;
 use crate::collective::{Algorithm, Collective, Partition};
@@ -80,6 +81,16 @@ impl Plan {
             .map(|collective| Self { collective, algorithm, ranks, bytes, grain: QUAD })
     }
 
+    /// Whether the mesh's kernels do the collectives: ranks speak to others than their neighbours on the ring. Of two ranks an
+    /// exchange is the ring's.
+    pub(super) const fn meshes(algorithm: Algorithm, ranks: usize) -> bool {
+        match algorithm {
+            Algorithm::Ring | Algorithm::RelayRing => false,
+            Algorithm::Exchange => ranks > 2,
+            Algorithm::Direct | Algorithm::Tree => ranks > 1,
+        }
+    }
+
     /// The bytes of chunk `index`.
     fn chunk(&self, index: usize) -> Range<usize> {
         let chunks = chunks(self.collective, self.algorithm, self.ranks);
@@ -95,6 +106,8 @@ impl Plan {
     pub(super) fn messages(&self) -> usize {
         match (self.collective, self.algorithm) {
             (Collective::AllReduce, Algorithm::Exchange) => self.ranks - 1,
+            // From both children and the parent.
+            (Collective::AllReduce, Algorithm::Tree) => 3.min(self.ranks - 1),
             (Collective::AllReduce, _) => 2 * (self.ranks - 1),
             (Collective::ReduceScatter | Collective::AllGather, _) => self.ranks - 1,
             (Collective::Broadcast { .. }, _) => 1.min(self.ranks - 1),
@@ -103,10 +116,12 @@ impl Plan {
 
     /// Chunks that are sealed by the rank that seals most.
     pub(super) fn seals(&self) -> usize {
-        let relays = self.algorithm == Algorithm::RelayRing;
-        match self.collective {
-            Collective::AllReduce if relays && self.ranks > 1 => self.ranks,
-            Collective::AllGather if relays => 1.min(self.ranks - 1),
+        match (self.collective, self.algorithm) {
+            _ if self.ranks == 1 => 0,
+            (Collective::AllReduce, Algorithm::RelayRing | Algorithm::Direct) => self.ranks,
+            (Collective::AllReduce, Algorithm::Tree | Algorithm::Exchange) => 1,
+            (Collective::AllGather, Algorithm::Ring) => self.messages(),
+            (Collective::AllGather, _) => 1,
             _ => self.messages(),
         }
     }
@@ -162,8 +177,21 @@ impl Plan {
         (round < self.rounds()).then_some(Part::Step { index, first: index == 0 })
     }
 
-    /// The steps of rank `rank`; none for an empty vector. An exchange's other collectives are the ring's: of two ranks
-    /// they have the same operations and the same bits as by any other algorithm.
+    /// What rank `rank` does by the mesh's kernels; nothing for an empty vector.
+    pub(super) fn program(&self, rank: usize) -> Program {
+        if self.bytes == 0 {
+            return Program::default();
+        }
+        let mut program = programs(self.collective, self.algorithm, self.ranks).swap_remove(rank);
+        for step in program.steps.iter_mut().filter(|step| step.bytes > 0) {
+            let chunk = self.chunk(step.offset as usize);
+            (step.offset, step.bytes) = (chunk.start as u64, chunk.len() as u64);
+        }
+        program
+    }
+
+    /// The steps of rank `rank` by the ring's kernels; none for an empty vector. An exchange's other collectives are the
+    /// ring's: of two ranks they have the same operations and the same bits as by any other algorithm.
     pub(super) fn steps(&self, rank: usize) -> Vec<Step> {
         if self.bytes == 0 {
             return Vec::new();
@@ -210,7 +238,7 @@ mod tests {
     #[test]
     fn seals_are_those_of_the_schedule() {
         for collective in COLLECTIVES {
-            for algorithm in [Algorithm::Ring, Algorithm::RelayRing] {
+            for algorithm in Algorithm::ALL {
                 for ranks in 1..=9 {
                     let schedule = Schedule::new(collective, algorithm, ranks);
                     let most = (0..ranks).map(|rank| schedule.operations(rank).seals).max();

@@ -20,6 +20,7 @@ pub mod gf128;
 pub mod ghash;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod gmac;
+pub mod mesh;
 pub mod message;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod padded;
@@ -31,6 +32,8 @@ pub mod reduce;
 pub mod ring;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod sealed;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod sealed_mesh;
 pub mod step;
 pub mod table_ghash;
 

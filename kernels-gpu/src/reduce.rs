@@ -117,6 +117,46 @@ pub fn finish(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
     }
 }
 
+/// Whether partial results are kept in f32 until a step ends: those of f16 and bf16.
+pub const fn is_narrow(reduction: Reduction) -> bool {
+    matches!(reduction >> 8, dtype::F16 | dtype::BF16)
+}
+
+/// The first four (`HIGH` false) or the last four of a quad's eight f16 or bf16 elements, in f32.
+#[inline(always)]
+pub fn widened<const HIGH: bool>(reduction: Reduction, quad: Quad) -> Quad {
+    let (a, b) = if HIGH { (quad[2], quad[3]) } else { (quad[0], quad[1]) };
+    match reduction >> 8 {
+        dtype::F16 => [
+            f16_to_f32(a & 0xffff).to_bits(),
+            f16_to_f32(a >> 16).to_bits(),
+            f16_to_f32(b & 0xffff).to_bits(),
+            f16_to_f32(b >> 16).to_bits(),
+        ],
+        _ => [a << 16, a & 0xffff_0000, b << 16, b & 0xffff_0000],
+    }
+}
+
+/// Four f32 elements, rounded to f16 or bf16.
+#[inline(always)]
+pub fn rounded(reduction: Reduction, [a, b, c, d]: Quad) -> [u32; 2] {
+    let pair = |a: u32, b: u32| {
+        let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+        match reduction >> 8 {
+            dtype::F16 => f32_to_f16(a) | f32_to_f16(b) << 16,
+            _ => f32_to_bf16(a) | f32_to_bf16(b) << 16,
+        }
+    };
+    [pair(a, b), pair(c, d)]
+}
+
+/// Reduces four elements of f16 or bf16, in f32; those of [`combine_common`] when `COMMON`.
+#[inline(always)]
+pub fn combine_wide<const COMMON: bool>(reduction: Reduction, partial: Quad, other: Quad) -> Quad {
+    let op = if COMMON { op::SUM } else { reduction & 0xff };
+    words(partial, other, |a, b| f32_bits(float32(op, f32::from_bits(a), f32::from_bits(b))))
+}
+
 #[inline(always)]
 fn words(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
     [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]

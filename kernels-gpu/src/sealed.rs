@@ -94,7 +94,8 @@ kernel! {
     }
 }
 
-const ROUND_KEYS_OFFSET: u64 = core::mem::offset_of!(SenderKey, round_keys) as u64;
+/// Where a [`SenderKey`] has its round keys.
+pub(crate) const ROUND_KEYS_OFFSET: u64 = core::mem::offset_of!(SenderKey, round_keys) as u64;
 
 // Shared memory after the tables of AES.
 const OWN_MATRICES: u32 = TABLES_END;
@@ -156,7 +157,8 @@ impl<const ROUNDS: usize> Stream<ROUNDS> {
     }
 }
 
-const APART: i32 = ghash::APART as i32;
+/// Blocks between those that a thread has of a tile.
+pub(crate) const APART: i32 = ghash::APART as i32;
 const _: () = assert!(APART % 256 == 0);
 
 /// The counter of a text's block `at`: the first has 2 (SP 800-38D, 7.1).

@@ -17,6 +17,17 @@ pub const STORE: u32 = 8;
 pub const SEND: u32 = 16;
 /// Sends the received ciphertext and tag as they came, once the tag has verified, instead of sealing anew.
 pub const FORWARD: u32 = 32;
+/// Reduces the received record into the partial result that an earlier step of the mesh kernels has kept.
+pub const ACCUMULATE: u32 = 64;
+/// Keeps the result in the rank's scratch memory, for a later step of the mesh kernels: as a partial result, f16 and bf16
+/// in f32.
+pub const KEEP: u32 = 128;
+/// Keeps the result in the rank's scratch memory, rounded to its type.
+pub const KEEP_ROUNDED: u32 = 256;
+/// What is sent is the result that [`KEEP_ROUNDED`] kept.
+pub const SEND_KEPT: u32 = 512;
+/// What is sent is what an earlier step has stored to the output vector.
+pub const SEND_STORED: u32 = 1024;
 
 /// One step of one rank. A step works on one chunk of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +37,8 @@ pub struct Step {
     pub offset: u64,
     /// The chunk's length in bytes.
     pub bytes: u64,
-    /// A union of [`RECEIVE`], [`REDUCE`], [`FINISH`], [`STORE`], [`SEND`] and [`FORWARD`].
+    /// A union of [`RECEIVE`], [`REDUCE`], [`FINISH`], [`STORE`], [`SEND`] and [`FORWARD`]; for the mesh kernels also of
+    /// the others.
     pub actions: u32,
     /// The message that is received, counted from 0.
     pub receives: u32,
@@ -36,8 +48,13 @@ pub struct Step {
     pub sealed_by: u32,
     /// The step in which it sealed them: a relayed record keeps its nonce and associated data.
     pub sealed_in: u32,
-    /// Keeps the size a multiple of 16 bytes.
-    pub reserved: [u32; 3],
+    /// For the mesh kernels, whose steps receive from any rank and send to several: the rank that sends the received
+    /// records. Those of the ring leave this and the next two 0.
+    pub from: u32,
+    /// The first entry of the table of [`Outbox`](crate::mesh::Outbox)es to which the step sends.
+    pub to: u32,
+    /// How many entries, one after the other, it sends to.
+    pub fan_out: u32,
 }
 
 impl Step {
@@ -60,7 +77,9 @@ impl Step {
             sends: b[2],
             sealed_by: b[3],
             sealed_in: c[0],
-            reserved: [c[1], c[2], c[3]],
+            from: c[1],
+            to: c[2],
+            fan_out: c[3],
         }
     }
 }
@@ -88,16 +107,7 @@ pub const fn chunk(index: u32, ranks: u32, bytes: u64) -> (u64, u64) {
 /// they receive: one hop. Every reduction of two elements gives the same bits in either order.
 pub const fn exchange(rank: u32, index: u32, bytes: u64) -> Step {
     let actions = if index == 0 { SEND } else { RECEIVE | REDUCE | FINISH | STORE };
-    Step {
-        offset: 0,
-        bytes,
-        actions,
-        receives: 0,
-        sends: 0,
-        sealed_by: 1 - rank,
-        sealed_in: 0,
-        reserved: [0; 3],
-    }
+    Step { offset: 0, bytes, actions, receives: 0, sends: 0, sealed_by: 1 - rank, sealed_in: 0, ..NOTHING }
 }
 
 /// Step `index` of `ranks` of the ring reduce-scatter, the all-reduce's first half: every rank adds its part to the chunk
@@ -161,7 +171,8 @@ pub const fn ring_broadcast(rank: u32, ranks: u32, root: u32, relay: bool, bytes
     }
 }
 
-const NOTHING: Step = Step {
+/// A step that does nothing.
+pub const NOTHING: Step = Step {
     offset: 0,
     bytes: 0,
     actions: 0,
@@ -169,7 +180,9 @@ const NOTHING: Step = Step {
     sends: 0,
     sealed_by: 0,
     sealed_in: 0,
-    reserved: [0; 3],
+    from: 0,
+    to: 0,
+    fan_out: 0,
 };
 
 /// Step `index` of a rank that receives in each step what its predecessor sealed in the one before.
@@ -220,6 +233,6 @@ pub fn ring_all_reduce(
             (rank + ranks - 1) % ranks
         },
         sealed_in: if relayed { last_reduce } else { receives },
-        reserved: [0; 3],
+        ..NOTHING
     }
 }

@@ -43,16 +43,6 @@ impl Choice {
         }
     }
 
-    /// What GPUs would do for this many ranks, if they can.
-    fn on_gpu(self, ranks: usize) -> Option<Algorithm> {
-        match self {
-            Self::Auto => Some(GpuOptions::fastest_algorithm(ranks)),
-            Self::Always(algorithm @ (Algorithm::Ring | Algorithm::RelayRing)) => Some(algorithm),
-            Self::Always(Algorithm::Exchange) => (ranks <= 2).then_some(Algorithm::Exchange),
-            Self::Always(Algorithm::Direct | Algorithm::Tree) => None,
-        }
-    }
-
     fn algorithm(self, bytes: usize) -> Algorithm {
         match self {
             Self::Always(algorithm) => algorithm,
@@ -134,7 +124,7 @@ impl Setup {
         let found = match backend {
             _ if through_host => None,
             BackendName::Cuda => Some(gpu::devices(ranks)?),
-            BackendName::Auto if choice.on_gpu(ranks).is_some() => gpu::fit(ranks, crypto),
+            BackendName::Auto => gpu::fit(ranks, crypto),
             _ => None,
         };
         let home = match (found, backend) {
@@ -512,11 +502,6 @@ mod tests {
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES), Algorithm::Direct);
         assert_eq!(Choice::Auto.algorithm(DIRECT_BYTES + 1), Algorithm::RelayRing);
         assert_eq!(Choice::Always(Algorithm::Tree).algorithm(1), Algorithm::Tree);
-        assert_eq!(Choice::Always(Algorithm::Tree).on_gpu(2), None);
-        assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(2), Some(Algorithm::Exchange));
-        assert_eq!(Choice::Always(Algorithm::Exchange).on_gpu(3), None);
-        assert_eq!(Choice::Auto.on_gpu(2), Some(Algorithm::Exchange));
-        assert_eq!(Choice::Auto.on_gpu(3), Some(Algorithm::RelayRing));
     }
 
     #[test]
