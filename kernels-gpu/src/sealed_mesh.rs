@@ -218,30 +218,7 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<ROUNDS, COMMON> {
                 key_stream = stream.key_stream(tables, keys, at);
             }
             let made = [xor(given[0], key_stream[0]), xor(given[1], key_stream[1])];
-            let mut text = given;
-            if !opens {
-                text = made;
-                if !whole_tile {
-                    text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
-                }
-            }
-            if actions & (FORWARD | RECEIVE) != RECEIVE {
-                let mut to = step.to;
-                while to < step.to + step.fan_out {
-                    // SAFETY: places in the record, or none.
-                    unsafe {
-                        let slot =
-                            Outbox::load(mesh.outboxes, to).inbox + 16 * bits::opaque(slot_quads) as u64;
-                        store_sent(slot, places, bytes, whole_tile, text);
-                    }
-                    to += 1;
-                }
-            }
-            // SAFETY: all threads of the block run this loop alike; the additional data are stored.
-            unsafe {
-                let text = if whole_tile { text } else { with_associated_data(aad, at, text) };
-                chains.take(text, matrices);
-            }
+            // Before the tag's part, which needs registers for the counts.
             let mut values = if opens { made } else { given };
             // SAFETY: places in the record, or none.
             unsafe {
@@ -273,6 +250,30 @@ impl<const ROUNDS: usize, const COMMON: bool> Wire for Sealed<ROUNDS, COMMON> {
                 if actions & STORE != 0 {
                     store_local(output(), places, bytes, whole_tile, values);
                 }
+            }
+            let mut text = given;
+            if !opens {
+                text = made;
+                if !whole_tile {
+                    text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
+                }
+            }
+            if actions & (FORWARD | RECEIVE) != RECEIVE {
+                let mut to = step.to;
+                while to < step.to + step.fan_out {
+                    // SAFETY: places in the record, or none.
+                    unsafe {
+                        let slot =
+                            Outbox::load(mesh.outboxes, to).inbox + 16 * bits::opaque(slot_quads) as u64;
+                        store_sent(slot, places, bytes, whole_tile, text);
+                    }
+                    to += 1;
+                }
+            }
+            // SAFETY: all threads of the block run this loop alike; the additional data are stored.
+            unsafe {
+                let text = if whole_tile { text } else { with_associated_data(aad, at, text) };
+                chains.take(text, matrices);
             }
             tile += 1;
         }

@@ -5,13 +5,15 @@ use std::thread;
 
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
+use ringseal_kernels::device::{global, spin_pause, thread as gpu_thread};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
 use ringseal_kernels::mesh::{
-    Mesh, MeshParams, Outbox, failed_parts, mesh_plain, mesh_plain_any, scratch_bytes, started_at,
+    Mesh, MeshParams, Outbox, failed_message, failed_parts, mesh_plain, mesh_plain_any, scratch_bytes,
+    started_at,
 };
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
-use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
+use ringseal_kernels::ring::{PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{RoundKeysParams, SenderKey, store_round_keys};
 use ringseal_kernels::sealed_mesh::{
     SEALED_MESH_SHARED, SealedMeshParams, mesh_sealed_128, mesh_sealed_256, mesh_sealed_any_128,
@@ -431,5 +433,202 @@ fn sealed_other_collectives() {
     for algorithm in ALGORITHMS {
         let length = Some(KeyLength::Aes256);
         others(|ranks| Case { record_bytes: 1024, length, ..case(algorithm, ranks, 0) });
+    }
+}
+
+/// What is changed of a message on its way.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// A bit of this byte of this record.
+    Text(u64, u64),
+    /// A bit of this byte of this record's tag.
+    Tag(u64, u64),
+}
+
+/// Somebody between sender and receiver: hands the records of one message on when they come, one of them changed.
+#[derive(Clone, Copy)]
+struct Between {
+    /// Where the sender's kernel stores, and where the receiver's loads.
+    wire: Outbox,
+    mailbox: Outbox,
+    bytes: u64,
+    record_bytes: u64,
+    change: Change,
+    /// The receiver's state: after a failure nothing more may come.
+    state: u64,
+}
+
+impl Between {
+    /// One thread's work.
+    fn hand_on(&self) {
+        for record in 0..self.bytes.div_ceil(self.record_bytes) {
+            let signal = record * SIGNAL_BYTES;
+            let start = record * self.record_bytes;
+            let length = (self.bytes - start).min(self.record_bytes);
+            // SAFETY: the message's place in both mailboxes.
+            unsafe {
+                while global::load_volatile_u64(self.wire.signals + signal + 16) != 1 {
+                    if global::load_volatile_u32(self.state + std::mem::offset_of!(RankState, aborted) as u64)
+                        != 0
+                    {
+                        return;
+                    }
+                    spin_pause();
+                }
+                let copy = |from: u64, to: u64, length: u64, changed: Option<u64>| {
+                    for at in 0..length {
+                        let bit = u8::from(changed == Some(at));
+                        global::store_u8(to + at, global::load_u8(from + at) ^ bit);
+                    }
+                };
+                let (text, tag) = match self.change {
+                    Change::Text(of, at) if of == record => (Some(at), None),
+                    Change::Tag(of, at) if of == record => (None, Some(at)),
+                    _ => (None, None),
+                };
+                copy(self.wire.inbox + start, self.mailbox.inbox + start, length, text);
+                copy(self.wire.signals + signal, self.mailbox.signals + signal, 16, tag);
+                global::store_release_sys(self.mailbox.signals + signal + 16, 1);
+            }
+        }
+    }
+}
+
+/// Every message, in its first record and its last: the receiver refuses it, wipes what it has, tells the others, and passes
+/// on nothing that depends on it.
+fn refuses_changes(case: Case) {
+    let vectors = given(&case);
+    let expected = expected(&case, &vectors);
+    let programs: Vec<_> = (0..case.ranks).map(|rank| case.plan().program(rank)).collect();
+    for (sender, program) in programs.iter().enumerate() {
+        for step in program.steps.iter().filter(|step| step.fan_out > 0) {
+            let last = (step.bytes - 1) / case.record_bytes as u64;
+            let end = (step.bytes - 1) % case.record_bytes as u64;
+            for at in step.to as usize..(step.to + step.fan_out) as usize {
+                for change in
+                    [Change::Text(0, 5), Change::Text(last, end), Change::Tag(0, 0), Change::Tag(last, 15)]
+                {
+                    let mut group = Group::new(case, &vectors);
+                    let (wire, signals) =
+                        (Buffer::new(step.bytes as usize, 0), Buffer::new(32 * (last as usize + 1), 0));
+                    let wire = Outbox { inbox: wire.address(), signals: signals.address() };
+                    let between = Between {
+                        wire,
+                        mailbox: std::mem::replace(&mut group.outboxes[sender][at], wire),
+                        bytes: step.bytes,
+                        record_bytes: case.record_bytes as u64,
+                        change,
+                        state: std::ptr::from_ref(&group.states[program.destinations[at].rank]) as u64,
+                    };
+                    let mut grids: Vec<_> = (0..case.ranks).map(|rank| group.kernel(rank)).collect();
+                    grids.push(Launch::new(1, 32, 0, move || {
+                        if gpu_thread::index() == 0 {
+                            between.hand_on();
+                        }
+                    }));
+                    launch(&grids);
+                    let to = program.destinations[at];
+                    let (Change::Text(record, _) | Change::Tag(record, _)) = change;
+                    check_refusal(
+                        &mut group,
+                        &expected,
+                        sender,
+                        to,
+                        record,
+                        &format!("{case:?}, {change:?}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn check_refusal(
+    group: &mut Group,
+    expected: &[Vec<u8>],
+    sender: usize,
+    to: Destination,
+    record: u64,
+    what: &str,
+) {
+    let message = failed_message(sender as u32, to.message as u32);
+    let wanted = failure::pack(failure::AUTHENTICATION, message, record as u32);
+    assert_eq!(group.states[to.rank].failure, wanted, "{what}: from {sender} to {to:?}");
+    for (rank, expected) in expected.iter().enumerate() {
+        let result = group.result(rank);
+        let wiped = result.iter().all(|&byte| byte == 0);
+        // A rank that had all it needs before may keep it.
+        assert!(wiped || rank != to.rank && result == *expected, "{what}: rank {rank} kept data");
+    }
+    let steps = &group.programs[to.rank].steps;
+    let refused = steps.iter().position(|s| s.actions & RECEIVE != 0 && s.receives as usize == to.message);
+    for step in &steps[refused.expect("it is received")..] {
+        for outbox in &group.outboxes[to.rank][step.to as usize..][..step.fan_out as usize] {
+            // SAFETY: a signal of the message, whose kernels have ended.
+            let signal = unsafe { global::load_u64(outbox.signals + record * SIGNAL_BYTES + 16) };
+            assert_eq!(signal, 0, "{what}: rank {} passed on what came of it", to.rank);
+        }
+    }
+}
+
+#[test]
+fn changed_messages_are_refused_and_nothing_comes_of_them() {
+    for (algorithm, ranks) in [(Algorithm::Direct, 3), (Algorithm::Tree, 4), (Algorithm::Exchange, 3)] {
+        // Two records of each chunk.
+        let chunks = if algorithm == Algorithm::Direct { ranks } else { 1 };
+        let length = Some(KeyLength::Aes128);
+        refuses_changes(Case { length, record_bytes: 256, ..case(algorithm, ranks, 100 * chunks) });
+    }
+}
+
+#[test]
+fn changed_messages_of_other_collectives_are_refused() {
+    for algorithm in [Algorithm::Direct, Algorithm::Tree] {
+        for request in
+            [Request::ReduceScatter(ReduceOp::Sum), Request::AllGather, Request::Broadcast { root: 1 }]
+        {
+            let length = Some(KeyLength::Aes256);
+            let count = if matches!(request, Request::Broadcast { .. }) { 100 } else { 300 };
+            refuses_changes(Case { request, length, record_bytes: 256, ..case(algorithm, 3, count) });
+        }
+    }
+}
+
+/// Otherwise it could overwrite what another has yet to read.
+#[test]
+fn no_rank_completes_a_collective_before_all_have_started_it() {
+    for algorithm in ALGORITHMS {
+        for request in
+            [Request::Broadcast { root: 0 }, Request::AllGather, Request::ReduceScatter(ReduceOp::Sum)]
+        {
+            let case = Case { request, ..case(algorithm, 4, 100) };
+            let mut group = Group::new(case, &given(&case));
+            launch(&(0..3).map(|rank| group.kernel(rank)).collect::<Vec<_>>());
+            for rank in 0..3 {
+                assert_ne!(group.states[rank].aborted, 0, "{case:?}: rank {rank} completed it");
+                assert!(group.result(rank).iter().all(|&byte| byte == 0), "{case:?}: rank {rank} kept data");
+            }
+        }
+    }
+    // The root has nothing to receive: it awaits the missing one's start.
+    let case = Case { request: Request::Broadcast { root: 0 }, ..case(Algorithm::Direct, 3, 100) };
+    let group = Group::new(case, &given(&case));
+    launch(&(0..2).map(|rank| group.kernel(rank)).collect::<Vec<_>>());
+    assert_eq!(group.states[0].failure, failure::pack(failure::ABSENT, failed_message(2, 0), 0));
+}
+
+#[test]
+fn a_missing_rank_is_named_and_all_others_fail() {
+    for algorithm in ALGORITHMS {
+        let case = case(algorithm, 3, 300);
+        let mut group = Group::new(case, &given(&case));
+        launch(&(0..2).map(|rank| group.kernel(rank)).collect::<Vec<_>>());
+        let (field, cause) =
+            ((group.states[0].failure >> 32) as u32 & 0xff_ffff, group.states[0].failure >> 56);
+        assert_eq!((cause, failed_parts(field).0), (failure::DEADLINE, 2), "{algorithm:?}");
+        for rank in 0..2 {
+            assert_ne!(group.states[rank].aborted, 0);
+            assert!(group.result(rank).iter().all(|&byte| byte == 0));
+        }
     }
 }
