@@ -278,7 +278,7 @@ enum ringseal_schedule
    */
   RINGSEAL_SCHEDULE_TREE = 4,
   /**
-   * Each rank sends its whole vector to all others: one hop, for two ranks. On a GPU for two ranks only.
+   * Each rank sends its whole vector to all others: one hop, for two ranks.
    */
   RINGSEAL_SCHEDULE_EXCHANGE = 5,
 };
@@ -638,8 +638,8 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
 /**
  * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
  * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
- * on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
- * schedules there are the rings and, of two ranks, the exchange; the options' backend and host have no meaning.
+ * on all ranks; mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other
+ * rank. Otherwise as ringseal_communicator_create(); the options' backend and host have no meaning.
  */
 ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
                                                  size_t rank,

@@ -88,7 +88,7 @@ pub enum Schedule {
     Direct = 3,
     /// A tree.
     Tree = 4,
-    /// Each rank sends its whole vector to all others: one hop, for two ranks. On a GPU for two ranks only.
+    /// Each rank sends its whole vector to all others: one hop, for two ranks.
     Exchange = 5,
 }
 

@@ -20,8 +20,8 @@ pub struct GpuCommunicator {
 
 /// Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
 /// context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
-/// on all ranks; mailboxes take four times as much device memory. Otherwise as ringseal_communicator_create(); of the
-/// schedules there are the rings and, of two ranks, the exchange; the options' backend and host have no meaning.
+/// on all ranks; mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other
+/// rank. Otherwise as ringseal_communicator_create(); the options' backend and host have no meaning.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are described to hold. `gather` may be called with `user` as long as the

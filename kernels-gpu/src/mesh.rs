@@ -474,7 +474,7 @@ kernel! {
     /// A plain collective by messages between any two ranks, for sums and averages of f32, f16 and bf16.
     fn mesh_plain(params: MeshParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective((&params).ring, &(&params).mesh, Plain::<true>) }
+        unsafe { collective(params.ring, &params.mesh, Plain::<true>) }
     }
 }
 
@@ -484,6 +484,6 @@ kernel! {
     /// A plain collective by messages between any two ranks, for every element type and operation.
     fn mesh_plain_any(params: MeshParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective((&params).ring, &(&params).mesh, Plain::<false>) }
+        unsafe { collective(params.ring, &params.mesh, Plain::<false>) }
     }
 }

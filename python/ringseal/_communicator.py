@@ -261,7 +261,7 @@ class GpuCommunicator:
     ) -> None:
         """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``.
 
-        ``schedule`` is "default", "ring", "relay-ring" or, of two ranks, "exchange".
+        ``schedule`` is "default", "relay-ring", "ring", "direct", "tree" or "exchange".
         """
         options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1")
         if not 0 <= rank < ranks < 1 << 12:

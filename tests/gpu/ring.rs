@@ -26,6 +26,15 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("ring::plain_other_collectives_of_every_type", |gpu| {
         others_have_the_same_bits(from_ref(gpu), Crypto::None, Algorithm::RelayRing)
     }),
+    ("ring::plain_meshes_of_every_type_and_operation", |gpu| {
+        MESHES.iter().try_for_each(|&mesh| same_bits_as_cpu_by(from_ref(gpu), Crypto::None, mesh))
+    }),
+    ("ring::plain_other_collectives_of_meshes", |gpu| {
+        MESHES.iter().try_for_each(|&mesh| others_have_the_same_bits(from_ref(gpu), Crypto::None, mesh))
+    }),
+    ("ring::plain_meshes_do_not_run_ahead", |gpu| {
+        MESHES.iter().try_for_each(|&mesh| run_ahead(from_ref(gpu), Crypto::None, mesh))
+    }),
     ("ring::plain_ranks_do_not_run_ahead", |gpu| run_ahead(from_ref(gpu), Crypto::None, Algorithm::Ring)),
     ("ring::plain_graphs_can_be_replayed", |gpu| graph(from_ref(gpu), Crypto::None, Algorithm::Ring, SUMS)),
     ("ring::plain_ends_at_the_deadline_when_a_rank_is_missing", |gpu| {
@@ -68,6 +77,34 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::changed_bytes_fail_both_exchanging_ranks", |gpu| {
         tamper(from_ref(gpu), SUMS, Algorithm::Exchange)
     }),
+    ("ring::direct_aes128_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), AES128, Algorithm::Direct)
+    }),
+    ("ring::tree_aes256_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), AES256, Algorithm::Tree)
+    }),
+    ("ring::exchange_aes256_of_every_type_and_operation", |gpu| {
+        same_bits_as_cpu_by(from_ref(gpu), AES256, Algorithm::Exchange)
+    }),
+    ("ring::sealed_other_collectives_of_meshes", |gpu| {
+        MESHES.iter().try_for_each(|&mesh| others_have_the_same_bits(from_ref(gpu), AES256, mesh))
+    }),
+    ("ring::sealed_meshes_do_not_run_ahead", |gpu| {
+        MESHES.iter().try_for_each(|&mesh| run_ahead(from_ref(gpu), AES128, mesh))
+    }),
+    ("ring::changed_bytes_fail_all_direct_ranks_at_every_step", |gpu| {
+        tamper(from_ref(gpu), SUMS, Algorithm::Direct)?;
+        let scattered = Request::ReduceScatter(ReduceOp::Sum);
+        for request in [scattered, Request::AllGather, Request::Broadcast { root: 1 }] {
+            tamper(from_ref(gpu), request, Algorithm::Direct)?;
+        }
+        Ok(())
+    }),
+    ("ring::meshes_graphs_can_be_replayed", |gpu| {
+        graph(from_ref(gpu), AES256, Algorithm::Direct, SUMS)?;
+        graph(from_ref(gpu), AES128, Algorithm::Tree, Request::Broadcast { root: 2 })
+    }),
+    ("ring::new_epochs_on_the_way_of_direct_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::Direct)),
     ("ring::exchanges_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu))),
     ("ring::keystream_ahead_ends_with_its_keys", |gpu| keystream_ends(from_ref(gpu))),
     ("ring::exchanging_graphs_can_be_replayed", |gpu| {
@@ -115,6 +152,15 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::relayed_aes256_of_every_type_and_operation", || {
         same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::RelayRing)
     }),
+    ("ring::across_gpus::direct_aes256_of_every_type_and_operation", || {
+        same_bits_as_cpu_by(&gpus()?, AES256, Algorithm::Direct)
+    }),
+    ("ring::across_gpus::tree_aes128_other_collectives_of_every_type", || {
+        others_have_the_same_bits(&gpus()?, AES128, Algorithm::Tree)
+    }),
+    ("ring::across_gpus::meshes_do_not_run_ahead", || {
+        MESHES.iter().try_for_each(|&mesh| run_ahead(&gpus()?, AES256, mesh))
+    }),
     ("ring::across_gpus::exchanges_with_keystream_made_ahead", || keystream_ahead(&gpus()?)),
     ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
 ];
@@ -128,6 +174,8 @@ pub(crate) fn places(gpus: &[Device], ranks: usize) -> Vec<Device> {
     gpus.iter().cycle().take(ranks).cloned().collect()
 }
 
+/// Those in which any two ranks may speak to each other, of more than two ranks.
+const MESHES: [Algorithm; 3] = [Algorithm::Direct, Algorithm::Tree, Algorithm::Exchange];
 const SUMS: Request = Request::AllReduce(ReduceOp::Sum);
 const AES128: Crypto = Crypto::Gcm(KeyLength::Aes128);
 const AES256: Crypto = Crypto::Gcm(KeyLength::Aes256);
@@ -182,6 +230,7 @@ impl Case {
 /// A group with all that a collective needs.
 struct Ranks {
     group: GpuGroup,
+    algorithm: Algorithm,
     streams: Vec<Stream>,
     vectors: Vec<Vec<u8>>,
     inputs: Vec<DeviceBuffer>,
@@ -205,6 +254,7 @@ impl Ranks {
         let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
         let uploaded = vectors.iter().zip(&streams);
         Ok(Self {
+            algorithm: options.algorithm,
             group: GpuGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?,
             inputs: uploaded
                 .map(|(vector, stream)| DeviceBuffer::from_host(vector, stream))
@@ -275,7 +325,7 @@ impl Ranks {
 
     /// As [`cpu_results`] of these ranks' vectors.
     fn expected(&self, cases: &[Case]) -> Result<Vec<Vec<Vec<u8>>>, Box<dyn Error>> {
-        cpu_results(&self.vectors, cases)
+        cpu_results(&self.vectors, cases, self.algorithm)
     }
 
     /// Does one collective that must succeed.
@@ -304,8 +354,12 @@ fn random_vectors(ranks: usize, max_bytes: usize) -> Result<Vec<Vec<u8>>, Box<dy
 }
 
 /// What each rank of a CPU gets for each case.
-fn cpu_results(vectors: &[Vec<u8>], cases: &[Case]) -> Result<Vec<Vec<Vec<u8>>>, Box<dyn Error>> {
-    let options = Options { crypto: Crypto::None, algorithm: Algorithm::Ring, ..Options::default() };
+fn cpu_results(
+    vectors: &[Vec<u8>],
+    cases: &[Case],
+    algorithm: Algorithm,
+) -> Result<Vec<Vec<Vec<u8>>>, Box<dyn Error>> {
+    let options = Options { crypto: Crypto::None, algorithm, ..Options::default() };
     let communicators = Communicator::in_process(vectors.len(), &GroupSecret::random()?, &options)?;
     let reduce = |mut communicator: Communicator| -> ringseal::Result<Vec<Vec<u8>>> {
         let (rank, ranks) = (communicator.rank(), communicator.ranks());
@@ -380,7 +434,7 @@ fn same_bits_as_cpu_by(gpus: &[Device], crypto: Crypto, algorithm: Algorithm) ->
     for (ranks, algorithm, cases) in groups {
         let longest = cases.iter().map(Case::bytes).max().unwrap_or(0);
         let vectors = random_vectors(ranks, longest)?;
-        let expected = cpu_results(&vectors, &cases)?;
+        let expected = cpu_results(&vectors, &cases, algorithm)?;
         prepared.push((algorithm, longest, vectors, cases, expected));
     }
     let _alone = alone();
@@ -805,7 +859,10 @@ fn tamper_launched(gpus: &[Device], request: Request, algorithm: Algorithm, laun
                     let wiped = result.iter().all(|&byte| byte == 0);
                     // Ranks that had all they need before the message was refused may keep it. Only with its last message
                     // has a rank all of an all-reduce.
-                    let last = message == messages - 1 || !matches!(request, Request::AllReduce(_));
+                    let last = message == messages - 1
+                        || !matches!(request, Request::AllReduce(_))
+                        // Its second half only brings finished chunks, each to one rank.
+                        || algorithm == Algorithm::Direct && message >= count - 1;
                     let complete = last && rank != victim && *result == expected[rank];
                     ensure!(wiped || complete, "message {message} to rank {victim}: rank {rank} kept data");
                 }

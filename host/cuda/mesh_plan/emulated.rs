@@ -494,7 +494,7 @@ impl Between {
     }
 }
 
-/// Every message, in its first record and its last: the receiver refuses it, wipes what it has, tells the others, and passes
+/// Every message, its text and its tag, in its first record or its last: the receiver refuses it, wipes what it has, tells the others, and passes
 /// on nothing that depends on it.
 fn refuses_changes(case: Case) {
     let vectors = given(&case);
@@ -505,9 +505,9 @@ fn refuses_changes(case: Case) {
             let last = (step.bytes - 1) / case.record_bytes as u64;
             let end = (step.bytes - 1) % case.record_bytes as u64;
             for at in step.to as usize..(step.to + step.fan_out) as usize {
-                for change in
-                    [Change::Text(0, 5), Change::Text(last, end), Change::Tag(0, 0), Change::Tag(last, 15)]
-                {
+                let changes =
+                    [Change::Text(0, 5), Change::Text(last, end), Change::Tag(last, 15), Change::Tag(0, 0)];
+                for change in [changes[(sender + at) % 4], changes[(sender + at + 2) % 4]] {
                     let mut group = Group::new(case, &vectors);
                     let (wire, signals) =
                         (Buffer::new(step.bytes as usize, 0), Buffer::new(32 * (last as usize + 1), 0));
