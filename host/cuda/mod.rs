@@ -32,7 +32,9 @@ mod memory;
 mod mesh_plan;
 mod module;
 mod nccl;
+mod nccl_communicator;
 mod nccl_exchange;
+mod nccl_link;
 mod nodes;
 mod pads;
 mod rank;
@@ -58,6 +60,7 @@ pub use keystream::{Chunk, ChunkMemory, ChunkSide, ChunkWork, Keystream, Keystre
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Kernel, Launch, Module};
 pub use nccl::Nccl;
+pub use nccl_communicator::NcclCommunicator;
 pub use nccl_exchange::NcclExchange;
 pub use nodes::GpuNodes;
 pub(crate) use rank::chosen_record_bytes;

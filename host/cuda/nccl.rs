@@ -17,7 +17,7 @@ type CommDestroy = unsafe extern "C" fn(Comm) -> c_int;
 pub(super) type Group = unsafe extern "C" fn() -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
-type AllReduce =
+pub(super) type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> c_int;
 
 /// The library, loaded at run time, once. It is never unloaded: threads of its own may still be ending communicators.

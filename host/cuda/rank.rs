@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::mem::offset_of;
+use std::ops::Range;
 
 use ringseal_kernels::exchange::{
     EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED, PADDED_EXCHANGE_SHARED,
@@ -88,6 +89,11 @@ impl Ready {
     /// What the ranks do.
     pub(super) fn plan(&self) -> Plan {
         self.plan
+    }
+
+    /// Block cipher calls of a rank at most: each record takes a tag's mask beside its blocks.
+    fn calls(&self) -> u64 {
+        self.plan.seals() as u64 * (self.chunk.div_ceil(16) + self.records) as u64
     }
 }
 
@@ -519,15 +525,14 @@ impl GpuRank {
         buffers: RankBuffers,
         stream: &Stream,
     ) -> Result<()> {
-        let Ready { request, count, dtype, plan, part, chunk, record_bytes, records } = ready;
+        let Ready { request, count, dtype, plan, part, record_bytes, records, .. } = ready;
         // Without an operation elements are only moved, which the kernels of the common ones do faster.
         let (dtype_code, op) = match request.op() {
             Some(op) => (dtype, op),
             None => (Dtype::F32, ReduceOp::Sum),
         };
         let reduction = reduction(dtype_code as u32, op as u32);
-        // Each record takes a tag's mask beside its blocks.
-        let calls = plan.seals() as u64 * (chunk.div_ceil(16) + records) as u64;
+        let calls = ready.calls();
         let (given, wanted) = (plan.given(self.rank), plan.wanted(self.rank));
         // Not looked at, but counted from.
         let unused = matches!(request, Request::Broadcast { root } if root != self.rank);
@@ -564,7 +569,7 @@ impl GpuRank {
             inbox: self.inbox.pointer(),
             outbox: successor.inbox,
             inbox_half: self.inbox_half,
-            message_stride: message_stride(chunk) as u64,
+            message_stride: message_stride(ready.chunk) as u64,
             signals_in: self.signals.pointer(),
             signals_out: successor.signals,
             signals_half: self.signals_half,
@@ -801,6 +806,36 @@ impl GpuRank {
     /// Its inbox and its signals.
     pub(super) fn mailbox(&self) -> [&DeviceBuffer; 2] {
         [&self.inbox, &self.signals]
+    }
+
+    /// Where a message of `bytes` bytes lies in the inbox and in the signals of the rank that it is sent to, by offset in bytes, in a
+    /// collective that uses half `half` of both.
+    pub(super) fn places(&self, ready: &Ready, half: u64, message: u32, bytes: u64) -> [Range<u64>; 2] {
+        let (message, records) = (u64::from(message), bytes.div_ceil(ready.record_bytes as u64));
+        let text = half * self.inbox_half + message * message_stride(ready.chunk) as u64;
+        let signal = half * self.signals_half + message * ready.records as u64;
+        [text..text + bytes, signal * SIGNAL_BYTES..(signal + records) * SIGNAL_BYTES]
+    }
+
+    /// The words that say 1 plus the number of a rank that failed: the rank's own, and the one that others set.
+    pub(super) fn aborted_words(&self) -> [u64; 2] {
+        [
+            self.state.pointer() + offset_of!(RankState, aborted) as u64,
+            Self::aborted_at(self.notice.pointer()),
+        ]
+    }
+
+    /// Whether one key may encrypt as much as a collective takes; [`Self::launch`] doesn't fail by that then.
+    ///
+    /// # Errors
+    /// [`Error::KeyExhausted`], on all ranks alike.
+    pub(super) fn affords(&self, ready: &Ready) -> Result<()> {
+        match &self.keys {
+            Some(keys) if ready.calls() > keys.calls_limit() => {
+                Err(Error::KeyExhausted { limit: self.options.key_bytes })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// All that other ranks reach of it.

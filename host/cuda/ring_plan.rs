@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ringseal_kernels::step::{
-    Step, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
+    SEND, Step, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
 };
 
 use super::mesh_plan::{Program, programs};
@@ -190,6 +190,14 @@ impl Plan {
         program
     }
 
+    /// The message that rank `rank`, whose steps these are, sends to its successor in round `round`, and its bytes, if there
+    /// are any.
+    pub(super) fn sent_in(&self, steps: &[Step], rank: usize, round: usize) -> Option<(u32, u64)> {
+        let Some(Part::Step { index, .. }) = self.step_in(rank, round) else { return None };
+        let step = steps.get(index)?;
+        (step.actions & SEND != 0 && step.bytes > 0).then_some((step.sends, step.bytes))
+    }
+
     /// The steps of rank `rank` by the ring's kernels; none for an empty vector. An exchange's other collectives are the
     /// ring's: of two ranks they have the same operations and the same bits as by any other algorithm.
     pub(super) fn steps(&self, rank: usize) -> Vec<Step> {
@@ -223,7 +231,9 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use ringseal_kernels::step::{RECEIVE, SEND};
+    use std::collections::HashMap;
+
+    use ringseal_kernels::step::RECEIVE;
 
     use super::*;
     use crate::collective::schedule::Schedule;
@@ -283,6 +293,41 @@ mod tests {
                     let empty = Plan::new(collective, algorithm, ranks, 0, Dtype::F32);
                     assert_eq!((empty.rounds(), empty.step_in(0, 0)), (0, None));
                     assert!(Part::Close.is_first(&empty) && !Part::Close.is_first(&plan));
+                }
+            }
+        }
+    }
+
+    /// Where messages are moved between rounds: each is there, whole, in the round that takes it.
+    #[test]
+    fn messages_sent_by_round_are_those_received() {
+        for collective in COLLECTIVES.into_iter().chain([Collective::Broadcast { root: 1 }]) {
+            for algorithm in [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange] {
+                for ranks in 2..=if algorithm == Algorithm::Exchange { 2 } else { 9 } {
+                    for count in [1, 3, 1000] {
+                        let plan = Plan::new(collective, algorithm, ranks, 4 * count, Dtype::F32);
+                        let tables: Vec<_> = (0..ranks).map(|rank| plan.steps(rank)).collect();
+                        let mut inboxes = vec![HashMap::new(); ranks];
+                        for round in 0..plan.rounds() {
+                            for rank in 0..ranks {
+                                let Some(Part::Step { index, .. }) = plan.step_in(rank, round) else {
+                                    continue;
+                                };
+                                let step = tables[rank][index];
+                                if step.actions & RECEIVE != 0 && step.bytes > 0 {
+                                    let message = inboxes[rank].remove(&step.receives);
+                                    assert_eq!(message, Some(step.bytes), "{plan:?}, {rank}, {round}");
+                                }
+                            }
+                            for (rank, table) in tables.iter().enumerate() {
+                                if let Some((message, bytes)) = plan.sent_in(table, rank, round) {
+                                    let unread = inboxes[(rank + 1) % ranks].insert(message, bytes);
+                                    assert_eq!(unread, None, "{plan:?}, {rank}, {round}");
+                                }
+                            }
+                        }
+                        assert!(inboxes.iter().all(HashMap::is_empty), "{plan:?}");
+                    }
                 }
             }
         }

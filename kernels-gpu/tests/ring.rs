@@ -20,7 +20,7 @@ use ringseal_kernels::sealed::{
     relay_sealed_any_128, ring_sealed_128, ring_sealed_any_128, store_round_keys,
 };
 use ringseal_kernels::step::{
-    Step, chunk, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
+    SEND, Step, chunk, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
 };
 
 const F32: u32 = 0;
@@ -140,6 +140,17 @@ struct Group {
     inboxes: Vec<Buffer>,
     signals: Vec<Buffer>,
     calls_limit: u64,
+    /// Where ranks reach no other's memory.
+    carried: Option<Carried>,
+}
+
+/// What others carry between launches: see [`Group::carry`].
+struct Carried {
+    /// What each rank has for its successor, as it will lie in its inbox and its signals.
+    texts: Vec<Buffer>,
+    signals: Vec<Buffer>,
+    /// For each rank, its own notice in place of every rank's.
+    notices: Vec<Vec<u64>>,
 }
 
 #[derive(Clone, Copy)]
@@ -178,7 +189,63 @@ impl Group {
             inboxes: per_rank(2 * messages * longest.next_multiple_of(256)),
             signals,
             calls_limit: 1000,
+            carried: None,
             setup,
+        }
+    }
+
+    /// Ranks whose kernels reach no other rank's memory.
+    fn apart(setup: Setup, vectors: &[Vec<u8>]) -> Self {
+        let mut group = Self::new(setup, vectors);
+        let like = |buffers: &mut Vec<Buffer>| {
+            let zeros = |buffer: &mut Buffer| Buffer(vec![Line([0; 256]); buffer.0.len()]);
+            buffers.iter_mut().map(zeros).collect()
+        };
+        let notices = group.addresses[1].iter().map(|&own| vec![own; group.setup.ranks as usize]).collect();
+        let (texts, signals) = (like(&mut group.inboxes), like(&mut group.signals));
+        group.carried = Some(Carried { texts, signals, notices });
+        group
+    }
+
+    /// After round `round` of launches: moves each message that was sent in it, its signals, and whether the sender has failed to
+    /// the receiver. Before the last launches all learn whether any has.
+    fn carry(&mut self, round: u32) {
+        let ranks = self.setup.ranks;
+        let mut last = true;
+        for rank in 0..ranks {
+            let table = &self.steps[rank as usize];
+            let index = match self.setup.collective {
+                Collective::Broadcast(root) => {
+                    last &= round + 1 == ranks;
+                    if (rank + ranks - root) % ranks == round { 0 } else { continue }
+                }
+                _ => {
+                    last &= round as usize + 1 == table.len();
+                    round as usize
+                }
+            };
+            let (step, params) = (table[index].0, self.params(rank));
+            if step.actions & SEND == 0 || step.bytes == 0 {
+                continue;
+            }
+            let (own, next) = (rank as usize, ((rank + 1) % ranks) as usize);
+            let (half, message) = (self.states[own].turn & 1, step.sends as u64);
+            let text = (half * params.inbox_half + message * params.message_stride) as usize;
+            let records = step.bytes.div_ceil(params.record_bytes as u64);
+            let signal =
+                ((half * params.signals_half + message * params.records as u64) * SIGNAL_BYTES) as usize;
+            let carried = self.carried.as_mut().unwrap();
+            for (from, to, at, bytes) in [
+                (&mut carried.texts, &mut self.inboxes, text, step.bytes as usize),
+                (&mut carried.signals, &mut self.signals, signal, (records * SIGNAL_BYTES) as usize),
+            ] {
+                to[next].bytes()[at..at + bytes].copy_from_slice(&from[own].bytes()[at..at + bytes]);
+            }
+            self.notices[next].aborted = self.states[own].aborted;
+        }
+        if last {
+            let greatest = self.states.iter().map(|state| state.aborted).max().unwrap();
+            self.notices.iter_mut().for_each(|notice| notice.aborted = greatest);
         }
     }
 
@@ -190,21 +257,25 @@ impl Group {
         let output = if in_place { &self.inputs } else { &self.outputs }[own].address() + shift as u64;
         let (first, wanted) = self.setup.wanted(rank);
         let parts = matches!(self.setup.collective, Collective::ReduceScatter | Collective::AllGather);
+        let (outbox, signals_out, notices) = match &self.carried {
+            None => (&self.inboxes[next], &self.signals[next], &self.addresses[1]),
+            Some(carried) => (&carried.texts[own], &carried.signals[own], &carried.notices[own]),
+        };
         RingParams {
             state: self.addresses[0][own],
             notice: self.addresses[1][own],
-            notices: self.addresses[1].as_ptr() as u64,
+            notices: notices.as_ptr() as u64,
             steps: self.steps[own].as_ptr() as u64,
             input: self.inputs[own].address() + shift as u64,
             output,
             result: output + first,
             bytes: wanted,
             inbox: self.inboxes[own].address(),
-            outbox: self.inboxes[next].address(),
+            outbox: outbox.address(),
             inbox_half: messages * longest.next_multiple_of(256),
             message_stride: longest.next_multiple_of(256),
             signals_in: self.signals[own].address(),
-            signals_out: self.signals[next].address(),
+            signals_out: signals_out.address(),
             signals_half: messages * records,
             timeout_ns: 1_000_000_000,
             epoch: 0,
@@ -1084,6 +1155,74 @@ fn step_by_step_nothing_waits_and_the_bytes_are_the_same() {
                     assert!(steps.inboxes[of_rank].bytes() == whole.inboxes[of_rank].bytes(), "{what}");
                     assert!(steps.signals[of_rank].bytes() == whole.signals[of_rank].bytes(), "{what}");
                 }
+            }
+        }
+    }
+}
+
+/// As ranks do whose records NCCL carries: they reach no other rank's memory, and the bytes are the same.
+#[test]
+fn ranks_apart_do_all_collectives() {
+    use Collective::{AllGather, AllReduce, Broadcast, Exchange, ReduceScatter};
+    for (collective, ranks, count) in [
+        (AllReduce, 2, 5000),
+        (AllReduce, 3, 6001),
+        (AllReduce, 4, 3),
+        (Exchange, 2, 5000),
+        (ReduceScatter, 3, 5000),
+        (AllGather, 3, 5000),
+        (Broadcast(2), 3, 5000),
+        (Broadcast(0), 2, 1),
+    ] {
+        let keys = Keys::new(ranks);
+        for (relay, protection) in [
+            (false, Protection::Plain(ring_plain)),
+            (false, Protection::Sealed(&keys, ring_sealed_128)),
+            (true, Protection::Sealed(&keys, relay_sealed_128)),
+        ] {
+            if relay && collective == Exchange {
+                continue;
+            }
+            let of = || Setup { relay, collective, ..setup(ranks, 2, 4 * count, 4096, reduction(F32, SUM)) };
+            let vectors = vectors(ranks, 4 * count);
+            let (mut linked, mut apart) = (Group::new(of(), &vectors), Group::apart(of(), &vectors));
+            for sequence in 1..4 {
+                linked.step_by_step(protection, |_, _| {});
+                apart.step_by_step(protection, Group::carry);
+                for rank in 0..ranks {
+                    let what = format!("rank {rank} of {ranks}, {count}, relay {relay}, number {sequence}");
+                    let state = apart.states[rank as usize];
+                    assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{what}");
+                    assert!(apart.output(rank) == linked.output(rank), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// A byte changed on its way fails that rank alone at first; none waits for what it doesn't send, and all results are wiped.
+#[test]
+fn ranks_apart_all_fail_by_a_changed_byte() {
+    let (ranks, count) = (3, 3000);
+    let keys = Keys::new(ranks);
+    for (relay, kernel) in [(false, ring_sealed_128 as Kernel), (true, relay_sealed_128)] {
+        let of = || Setup { relay, ..setup(ranks, 2, 4 * count, 2048, reduction(F32, SUM)) };
+        let vectors = vectors(ranks, 4 * count);
+        for message in 0..of().messages() {
+            let mut group = Group::apart(of(), &vectors);
+            let stride = of().longest().next_multiple_of(256) as usize;
+            group.step_by_step(Protection::Sealed(&keys, kernel), |group, round| {
+                group.carry(round);
+                if round == message {
+                    group.inboxes[1].bytes()[message as usize * stride + 2048 + 5] ^= 0x40;
+                }
+            });
+            let found = failure::pack(failure::AUTHENTICATION, message, 1);
+            for rank in 0..ranks {
+                let state = group.states[rank as usize];
+                assert_eq!(state.failure, if rank == 1 { found } else { 0 }, "relay {relay}, {message}");
+                assert_ne!(state.aborted, 0, "relay {relay}, {message}: rank {rank}");
+                assert!(group.output(rank).iter().all(|&byte| byte == 0), "relay {relay}, {message}");
             }
         }
     }

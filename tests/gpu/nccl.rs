@@ -3,9 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ringseal::channel::GroupSecret;
-use ringseal::collective::{Algorithm, Bootstrap, Buffers, Communicator, InProcess, Nodes, Options, Rail};
-use ringseal::cuda::{Device, NcclExchange};
+use ringseal::channel::{Crypto, GroupSecret, KeyLength};
+use ringseal::collective::{
+    Algorithm, Bootstrap, Buffers, Communicator, InProcess, Nodes, Options, Partition, Rail, Request,
+};
+use ringseal::cuda::{
+    Device, DeviceBuffer, GpuOptions, LaunchForm, NcclCommunicator, NcclExchange, RankBuffers, Stream,
+};
 use ringseal::transport::lockstep::{Exchange, Lockstep};
 use ringseal::{Dtype, Error, ReduceOp};
 
@@ -18,6 +22,8 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("nccl::a_group_of_one_joins_and_reduces", group_of_one),
     ("nccl::two_ranks_on_one_gpu_are_refused", one_gpu_for_two),
     ("nccl::a_rank_that_never_comes_is_an_error_at_the_deadline", missing_rank),
+    ("nccl::device_memory::a_group_of_one_joins_and_reduces", device_group_of_one),
+    ("nccl::device_memory::two_ranks_on_one_gpu_are_refused", device_one_gpu_for_two),
 ];
 
 /// For these there must be two GPUs as well.
@@ -26,6 +32,12 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("nccl::across_gpus::changed_bytes_fail_all_ranks_and_a_new_session_works", tamper),
     ("nccl::across_gpus::a_late_rank_fails_all_at_the_deadline", late_rank),
     ("nccl::across_gpus::nodes_of_one_rank_each", nodes),
+    ("nccl::device_memory::across_gpus::collectives_are_right_by_every_algorithm", device_collectives),
+    (
+        "nccl::device_memory::across_gpus::a_changed_byte_fails_all_ranks_and_a_new_session_works",
+        device_tamper,
+    ),
+    ("nccl::device_memory::across_gpus::a_rank_that_stays_away_is_an_error_at_the_deadline", device_absent),
 ];
 
 /// Whether NCCL is found.
@@ -270,6 +282,208 @@ fn nodes() -> Outcome {
         let mut sums = vector(place[0], COUNT);
         node.all_reduce(ReduceOp::Sum, Dtype::U32, Buffers::InPlace(bytemuck::cast_slice_mut(&mut sums)))?;
         check(&sums, place[1], "nodes")
+    })?;
+    Ok(())
+}
+
+fn gpu_options(algorithm: Algorithm, crypto: Crypto) -> GpuOptions {
+    GpuOptions { algorithm, crypto, max_bytes: 4 * COUNT, timeout: LONG, ..GpuOptions::default() }
+}
+
+/// A rank with a stream and buffers for vectors of up to [`COUNT`] elements.
+struct OnDevice {
+    group: NcclCommunicator,
+    stream: Stream,
+    input: DeviceBuffer,
+    output: DeviceBuffer,
+}
+
+impl OnDevice {
+    fn new(group: NcclCommunicator, device: &Device) -> ringseal::Result<Self> {
+        let buffer = || DeviceBuffer::new(device, 4 * COUNT);
+        Ok(Self { group, stream: Stream::new(device)?, input: buffer()?, output: buffer()? })
+    }
+
+    /// What a collective of `count` elements makes of `given`, in a vector of `wanted` elements that held others.
+    fn run(
+        &mut self,
+        request: Request,
+        given: &[u32],
+        wanted: usize,
+        count: usize,
+    ) -> ringseal::Result<Vec<u32>> {
+        self.input.write(0, bytemuck::cast_slice(given), &self.stream)?;
+        self.output.fill(0xee, &self.stream)?;
+        let buffers = RankBuffers { input: self.input.pointer(), output: self.output.pointer() };
+        // SAFETY: the buffers hold `COUNT` elements, and are left alone until the outcome is known.
+        unsafe { self.group.run(request, buffers, count, Dtype::U32, &self.stream)? };
+        self.group.outcome()?;
+        self.result(wanted)
+    }
+
+    fn result(&self, wanted: usize) -> ringseal::Result<Vec<u32>> {
+        let mut result = vec![0; wanted];
+        self.output.read(0, bytemuck::cast_slice_mut(&mut result), &self.stream)?;
+        Ok(result)
+    }
+}
+
+fn device_group_of_one(device: &Device) -> Outcome {
+    let _alone = alone();
+    let secret = GroupSecret::random()?;
+    let group = |options| {
+        let bootstrap = Box::new(InProcess::group(1).remove(0));
+        NcclCommunicator::new(&secret, 0, 1, bootstrap, device, options)
+    };
+    let options = gpu_options(Algorithm::RelayRing, Crypto::Gcm(KeyLength::Aes256));
+    let persistent = group(GpuOptions { launch: LaunchForm::Persistent, ..options.clone() });
+    ensure!(matches!(persistent, Err(Error::Unsupported { .. })), "{persistent:?}");
+    let mut rank = OnDevice::new(group(options)?, device)?;
+    for count in [0, 1, 70_000] {
+        let given = vector(0, count);
+        ensure!(
+            rank.run(Request::AllReduce(ReduceOp::Sum), &given, count, count)? == given,
+            "{count} elements"
+        );
+    }
+    let mut captured = None;
+    let buffers = RankBuffers { input: rank.input.pointer(), output: rank.output.pointer() };
+    let (group, stream) = (&mut rank.group, &rank.stream);
+    stream.capture(|stream| {
+        // SAFETY: the buffers are long enough, and nothing else uses them.
+        captured = Some(unsafe { group.all_reduce(buffers, 10, Dtype::U32, ReduceOp::Sum, stream) });
+        Ok(())
+    })?;
+    ensure!(matches!(captured, Some(Err(Error::InvalidArgument(_)))), "captured: {captured:?}");
+    rank.group.rekey()?;
+    ensure!(rank.run(Request::AllReduce(ReduceOp::Max), &[3, 1], 2, 2)? == [3, 1], "after a new session");
+    Ok(rank.group.close()?)
+}
+
+fn device_one_gpu_for_two(device: &Device) -> Outcome {
+    let _alone = alone();
+    let start = Instant::now();
+    let failures = on_each(vec![device.clone(); 2], |[rank, ranks], bootstrap, device| {
+        let secret = GroupSecret::from_bytes([9; 32]);
+        let options = gpu_options(Algorithm::Ring, Crypto::None);
+        match NcclCommunicator::new(&secret, rank, ranks, bootstrap, device, options) {
+            Ok(_) => Err("NCCL took two ranks on one GPU".into()),
+            Err(error) => Ok(error.to_string()),
+        }
+    })?;
+    ensure!(start.elapsed() < LONG / 2, "it took {:?}: {failures:?}", start.elapsed());
+    ensure!(failures.iter().any(|text| text.contains("NCCL")), "{failures:?}");
+    Ok(())
+}
+
+/// Plain and sealed, each collective twice: in both halves of the mailboxes.
+fn device_collectives() -> Outcome {
+    let _alone = alone();
+    let secret = GroupSecret::random()?;
+    for algorithm in [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange] {
+        for crypto in [Crypto::None, Crypto::Gcm(KeyLength::Aes128), Crypto::Gcm(KeyLength::Aes256)] {
+            let devices = gpus()?;
+            if algorithm == Algorithm::Exchange && devices.len() > 2 {
+                continue;
+            }
+            on_each(devices, |[rank, ranks], bootstrap, device| {
+                let options = gpu_options(algorithm, crypto);
+                let group = NcclCommunicator::new(&secret, rank, ranks, bootstrap, device, options)?;
+                let mut on_device = OnDevice::new(group, device)?;
+                for count in [0, 1, 1000, 1000, COUNT, COUNT] {
+                    let what = format!("{}, {crypto:?}, {count} elements", algorithm.name());
+                    let own = Partition::new(count, ranks).range(rank);
+                    let (given, whole) = (vector(rank, count), Request::AllReduce(ReduceOp::Sum));
+                    let sums = on_device.run(whole, &given, count, count)?;
+                    check(&sums, ranks, &what)?;
+                    let part = Request::ReduceScatter(ReduceOp::Sum);
+                    let chunk = on_device.run(part, &given, own.len(), count)?;
+                    ensure!(chunk == sums[own], "{what}: a reduce-scatter is wrong");
+                    let gathered = on_device.run(Request::AllGather, &chunk, count, count)?;
+                    ensure!(gathered == sums, "{what}: an all-gather is wrong");
+                    let root = ranks - 1;
+                    let broadcast = on_device.run(Request::Broadcast { root }, &given, count, count)?;
+                    ensure!(broadcast == vector(root, count), "{what}: a broadcast is wrong");
+                }
+                Ok(on_device.group.close()?)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn device_tamper() -> Outcome {
+    let _alone = alone();
+    let secret = GroupSecret::random()?;
+    let failures = on_each(gpus()?, |[rank, ranks], bootstrap, device| {
+        let options = gpu_options(Algorithm::Ring, Crypto::Gcm(KeyLength::Aes128));
+        let mut group = NcclCommunicator::new(&secret, rank, ranks, bootstrap, device, options)?;
+        let mut armed = rank == 0;
+        group.tap(move |text, bytes, stream| match std::mem::take(&mut armed) {
+            // Some byte that was random: one time in 256 it is this already, so eight of them.
+            // SAFETY: the message has arrived on the stream, and is longer.
+            true => unsafe { stream.fill(text + bytes as u64 / 2, 0x5a, 8) },
+            false => Ok(()),
+        });
+        let mut on_device = OnDevice::new(group, device)?;
+        let (sum, given) = (Request::AllReduce(ReduceOp::Sum), vector(rank, 1_000_000));
+        let failure = match on_device.run(sum, &given, given.len(), given.len()) {
+            Ok(_) => return Err("changed bytes were taken".into()),
+            Err(failure) => failure,
+        };
+        let left = on_device.result(given.len())?;
+        ensure!(left.iter().all(|&element| element == 0), "something is left after a failure");
+        let again = on_device.run(sum, &given, given.len(), given.len());
+        ensure!(matches!(again, Err(Error::Poisoned)), "a failed group goes on: {again:?}");
+        on_device.group.rekey()?;
+        check(&on_device.run(sum, &given, given.len(), given.len())?, ranks, "after a failure")?;
+        on_device.group.close()?;
+        Ok(failure)
+    })?;
+    for (rank, failure) in failures.iter().enumerate() {
+        let right = match rank {
+            0 => matches!(failure, Error::Record { rank: 0, .. }),
+            _ => matches!(failure, Error::Aborted { by: 0, .. }),
+        };
+        ensure!(right, "rank {rank}: {failure:?}");
+    }
+    Ok(())
+}
+
+/// The last rank joins, and then does nothing until the others have failed.
+fn device_absent() -> Outcome {
+    let _alone = alone();
+    let secret = GroupSecret::random()?;
+    let devices = gpus()?;
+    let all_failed = std::sync::Barrier::new(devices.len());
+    on_each(devices, |[rank, ranks], bootstrap, device| {
+        let options = GpuOptions {
+            timeout: Duration::from_secs(3),
+            ..gpu_options(Algorithm::RelayRing, Crypto::Gcm(KeyLength::Aes256))
+        };
+        let group = NcclCommunicator::new(&secret, rank, ranks, bootstrap, device, options);
+        let attempt = group.map(|group| {
+            let mut on_device = OnDevice::new(group, device)?;
+            if rank + 1 == ranks {
+                return Ok((None, Duration::ZERO, Vec::new(), None));
+            }
+            let (sum, given) = (Request::AllReduce(ReduceOp::Sum), vector(rank, 100_000));
+            let start = Instant::now();
+            let failure = on_device.run(sum, &given, given.len(), given.len());
+            let waited = start.elapsed();
+            Ok((Some(failure), waited, on_device.result(given.len())?, Some(on_device.group.rekey())))
+        });
+        // Whatever happened, so that no rank waits here alone.
+        all_failed.wait();
+        let outcome: ringseal::Result<_> = attempt?;
+        let (failure, waited, left, rekeyed) = outcome?;
+        if rank + 1 < ranks {
+            ensure!(matches!(failure, Some(Err(Error::Deadline { .. }))), "{failure:?}");
+            ensure!(waited < Duration::from_secs(15), "it took {waited:?}");
+            ensure!(left.iter().all(|&element| element == 0), "something is left after a failure");
+            ensure!(matches!(rekeyed, Some(Err(Error::Lost { .. }))), "{rekeyed:?}");
+        }
+        Ok(())
     })?;
     Ok(())
 }
