@@ -49,6 +49,15 @@ pub enum Protection {
 }
 
 impl Protection {
+    /// Of the persistent kernels.
+    pub const fn fused(crypto: Crypto) -> Self {
+        match crypto {
+            Crypto::None => Self::Plain,
+            Crypto::Gcm(KeyLength::Aes128) => Self::Aes128,
+            Crypto::Gcm(KeyLength::Aes256) => Self::Aes256,
+        }
+    }
+
     const fn crypto(self) -> Option<Crypto> {
         match self {
             Self::Plain => Some(Crypto::None),

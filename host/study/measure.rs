@@ -196,9 +196,7 @@ pub fn measure(
                 let back_to_back = if bytes <= 4 << 20 { 10 } else { 2 };
                 let us = bench.median_us(&mut group, &vec![bytes; back_to_back], plan.repeats)?;
                 let kernels = match method {
-                    Method::Fused(_, Crypto::None) => Protection::Plain,
-                    Method::Fused(_, Crypto::Gcm(KeyLength::Aes128)) => Protection::Aes128,
-                    Method::Fused(_, Crypto::Gcm(KeyLength::Aes256)) => Protection::Aes256,
+                    Method::Fused(_, crypto) => Protection::fused(crypto),
                     Method::Seed(_) => Protection::Seed,
                     Method::SeedPlain(_) => Protection::SeedPlain,
                 };

@@ -152,23 +152,6 @@ pub fn all_reduce_us(
     Model::new(calibration, topology, method, ranks)?.all_reduce_us(bytes)
 }
 
-/// The best sealed algorithm (AES-256) for a vector of `bytes` bytes among `ranks` ranks of one node: what `auto` takes.
-/// A tree isn't considered.
-pub fn choose(bytes: usize, ranks: usize, calibration: &Calibration) -> Algorithm {
-    let us = |algorithm| {
-        let method = Method::Fused(algorithm, Crypto::Gcm(KeyLength::Aes256));
-        all_reduce_us(calibration, Topology::NvLink, method, ranks, bytes).unwrap_or(f64::INFINITY)
-    };
-    // Only the faster of two: where they are equal, the one that comes first.
-    [Algorithm::RelayRing, Algorithm::Direct]
-        .into_iter()
-        .fold((Algorithm::Ring, us(Algorithm::Ring)), |best, algorithm| {
-            let time = us(algorithm);
-            if time < best.1 { (algorithm, time) } else { best }
-        })
-        .0
-}
-
 /// A method on a number of ranks, ready to predict any length.
 #[derive(Debug)]
 pub struct Model<'a> {
@@ -504,14 +487,6 @@ mod tests {
         let calibration = Calibration::h200();
         let us = all_reduce_us(&calibration, Topology::NvLink, Method::PLAIN, 1, 0).unwrap();
         assert!((us - calibration.plain.start_us.max(calibration.issue_us)).abs() < 1e-9);
-    }
-
-    /// Two hops against 2(n-1) of them.
-    #[test]
-    fn small_vectors_go_direct_and_large_ones_in_fewest_operations() {
-        let calibration = Calibration::h200();
-        assert_eq!(choose(1 << 10, 8, &calibration), Algorithm::Direct);
-        assert_ne!(choose(1 << 30, 8, &calibration), Algorithm::Ring);
     }
 
     #[test]
