@@ -35,7 +35,8 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "OP", value_parser = parse_op, default_value = "sum")]
     op: ReduceOp,
     /// Algorithm: ring (every hop opens and seals), relay (a ring that forwards finished chunks as their owners
-    /// sealed them), direct (two hops), tree, or auto (direct when small, otherwise relay; on GPUs ring).
+    /// sealed them), direct (two hops), tree, exchange (one hop), or auto: direct when small, otherwise relay; on GPUs what a
+    /// calibration at the start, of a fifth of a second, finds the fastest for a length.
     #[arg(long, value_name = "NAME", value_parser = Choice::parse, default_value = "auto")]
     algo: Choice,
     /// How what leaves a rank is protected.
@@ -96,6 +97,10 @@ struct BenchmarkArguments {
     /// around a launch for each step. Needs --backend cuda and all ranks in one process, at most 16.
     #[arg(long, conflicts_with = "input")]
     breakdown: bool,
+    /// Print the calibration that --algo auto made on GPUs: the cost model's figures and what they were fitted to, as JSON in
+    /// comments.
+    #[arg(long, conflicts_with = "input")]
+    show_calibration: bool,
     /// Also write the figures to this file, as JSON.
     #[arg(short = 'J', long = "json", value_name = "FILE", conflicts_with = "input")]
     json: Option<PathBuf>,
@@ -207,16 +212,41 @@ impl Job {
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }
-        let BenchmarkArguments { begin, end, factor, iterations, warmup, check, dtype, breakdown, json } =
-            benchmark;
+        let BenchmarkArguments {
+            begin,
+            end,
+            factor,
+            iterations,
+            warmup,
+            check,
+            dtype,
+            breakdown,
+            show_calibration,
+            json,
+        } = benchmark;
         let breakdown = if breakdown { Some(setup.step_by_step()?) } else { None };
+        if show_calibration && !setup.calibrates() {
+            let what = "--show-calibration: only --algo auto on GPUs makes a calibration; use --backend cuda";
+            return Err(Failure::Input(what.into()));
+        }
         let sweep = Sweep::new(begin, end, factor)?;
         // Of the largest size: inputs, outputs, about as much under way, and the expected result.
         memory::require(
             sweep.largest() as u128 * (3 * ranks as u128 + 1),
             &format!("{ranks} ranks with --maxbytes {}", ByteSize(sweep.largest())),
         )?;
-        Ok(Self::Benchmark(Benchmark { setup, breakdown, sweep, iterations, warmup, check, dtype, op, json }))
+        Ok(Self::Benchmark(Benchmark {
+            setup,
+            breakdown,
+            show_calibration,
+            sweep,
+            iterations,
+            warmup,
+            check,
+            dtype,
+            op,
+            json,
+        }))
     }
 }
 

@@ -89,16 +89,30 @@ impl GpuCommunicator {
         secret: &GroupSecret,
         rank: usize,
         ranks: usize,
-        mut bootstrap: Box<dyn Bootstrap>,
+        bootstrap: Box<dyn Bootstrap>,
         device: &Device,
         image: &[u8],
         options: GpuOptions,
     ) -> Result<Self> {
         check(&options, ranks)?;
         refuse_steps(&options)?;
-        let (number, timeout) = (rank, options.timeout);
         // May take long, and so comes before anybody waits for this rank.
         let module = Module::load(device, image);
+        Self::with_module(secret, [rank, ranks], bootstrap, device, module, options)
+    }
+
+    /// As [`Self::with_image`], with kernels that are loaded already; if they are not, all ranks fail.
+    pub(super) fn with_module(
+        secret: &GroupSecret,
+        [number, ranks]: [usize; 2],
+        mut bootstrap: Box<dyn Bootstrap>,
+        device: &Device,
+        module: Result<Module>,
+        options: GpuOptions,
+    ) -> Result<Self> {
+        check(&options, ranks)?;
+        refuse_steps(&options)?;
+        let timeout = options.timeout;
         let meeting = bootstrap.as_mut();
         let root = agree(secret, GpuRank::terms(&options, ranks), number, meeting, timeout, || Ok(()))?;
         let own = module.and_then(|module| Ok((Seat::new(device, &options)?.encode(), module)));

@@ -19,6 +19,7 @@
 
 mod aead;
 mod ahead;
+mod auto;
 mod breakdown;
 mod cipher;
 mod communicator;
@@ -48,6 +49,7 @@ mod stream;
 
 pub use aead::{DeviceAead, DeviceText};
 pub use ahead::KeystreamAhead;
+pub use auto::{AutoCommunicator, AutoGroup, Calibrated};
 pub use breakdown::{Breakdown, StepTimes};
 pub use cipher::{DeviceKey, Kernels};
 pub use communicator::GpuCommunicator;

@@ -133,9 +133,17 @@ impl GpuGroup {
     /// # Errors
     /// [`Error::Unsupported`] when two devices cannot reach each other's memory; [`Error::InvalidArgument`] for options
     /// out of their domain; [`Error::Cuda`], for example when memory runs out.
-    pub fn new(
+    pub fn new(devices: &[Device], image: &[u8], secret: &GroupSecret, options: GpuOptions) -> Result<Self> {
+        check(&options, devices.len())?;
+        // Refuses what can't be done before anything is loaded.
+        launches(devices, &options)?;
+        Self::with_modules(devices, &load(devices, image)?, secret, options)
+    }
+
+    /// As [`Self::new`], with kernels that are [loaded](load) already.
+    pub(super) fn with_modules(
         devices: &[Device],
-        image: &[u8],
+        modules: &[Module],
         secret: &GroupSecret,
         mut options: GpuOptions,
     ) -> Result<Self> {
@@ -143,18 +151,12 @@ impl GpuGroup {
         check(&options, count)?;
         let blocks;
         (options.launch, blocks) = launches(devices, &options)?;
-        let (mut ranks, mut modules) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for (number, device) in devices.iter().enumerate() {
+        let mut ranks = Vec::with_capacity(count);
+        for (number, (device, module)) in devices.iter().zip(modules).enumerate() {
             for peer in devices {
                 device.enable_peer_access(peer)?;
             }
-            let same = devices.iter().position(|other| other.ordinal() == device.ordinal());
-            let module = match same.and_then(|first| modules.get(first)) {
-                Some(module) => Module::clone(module),
-                None => Module::load(device, image)?,
-            };
-            ranks.push(GpuRank::new(&module, number, count, blocks, &options)?);
-            modules.push(module);
+            ranks.push(GpuRank::new(module, number, count, blocks, &options)?);
         }
         let mailboxes: Vec<_> = ranks.iter().map(GpuRank::own_mailbox).collect();
         for rank in &mut ranks {
@@ -510,8 +512,21 @@ impl GpuGroup {
     }
 }
 
+/// The kernels of `image` on each of the devices, of which some may be the same.
+pub(super) fn load(devices: &[Device], image: &[u8]) -> Result<Vec<Module>> {
+    let mut modules = Vec::with_capacity(devices.len());
+    for device in devices {
+        let same = devices.iter().position(|other| other.ordinal() == device.ordinal());
+        modules.push(match same.and_then(|first| modules.get(first)) {
+            Some(module) => Module::clone(module),
+            None => Module::load(device, image)?,
+        });
+    }
+    Ok(modules)
+}
+
 /// How collectives become launches when all ranks are in this process, and how many blocks each rank runs.
-fn launches(devices: &[Device], options: &GpuOptions) -> Result<(LaunchForm, u32)> {
+pub(super) fn launches(devices: &[Device], options: &GpuOptions) -> Result<(LaunchForm, u32)> {
     let multiprocessors = devices.iter().map(Device::multiprocessors).collect::<Result<Vec<_>>>()?;
     let sharing = |device: &Device| devices.iter().filter(|o| o.ordinal() == device.ordinal()).count();
     let gpus: Vec<_> = multiprocessors.into_iter().zip(devices.iter().map(sharing)).collect();

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
 mod aead;
+mod auto;
 mod context;
 mod copy;
 mod ctr;
@@ -77,11 +78,11 @@ fn main() {
         trials.push(Trial::test(*name, shared(name, *test)).with_ignored_flag(!has_rings));
     }
     // Those that share the GPU come first: waiting for it alone keeps others from sharing it.
-    for (name, test) in ring::TESTS.iter().chain(seed::TESTS) {
+    for (name, test) in ring::TESTS.iter().chain(auto::TESTS).chain(seed::TESTS) {
         let run = move || timed(name, || test(&Device::open(0)?));
         trials.push(Trial::test(*name, run).with_ignored_flag(device.is_err()));
     }
-    for (name, test) in ring::SEALED_TESTS.iter().chain(processes::TESTS) {
+    for (name, test) in ring::SEALED_TESTS.iter().chain(auto::SEALED_TESTS).chain(processes::TESTS) {
         let run = move || timed(name, || test(&Device::open(0)?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_rings));
     }

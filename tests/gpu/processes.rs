@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Communicator, Options, Partition, Rail, Rendezvous, Request};
-use ringseal::cuda::{Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers, Stream};
+use ringseal::cuda::{
+    AutoCommunicator, Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers, Stream,
+};
 use ringseal::{Dtype, Error, ReduceOp};
 
 use crate::support::{GpuTest, Outcome, ensure, image};
@@ -14,6 +16,7 @@ use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
     ("processes::results_are_right_before_and_after_a_new_session", right),
+    ("processes::all_choose_the_algorithm_alike", choosing),
     ("processes::settings_that_differ_fail_all_ranks", differing),
     ("processes::nodes_get_right_results_before_and_after_a_new_session", nodes),
     ("processes::when_one_is_killed_the_others_end_with_an_error", killed),
@@ -70,6 +73,11 @@ fn member() -> Outcome {
             GpuNodes::join(&secret, place, 2, Box::new(meeting), &device, inside, between)?,
             &device,
         );
+    }
+    if task == "auto" {
+        let communicator =
+            AutoCommunicator::new(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
+        return by_choice(communicator, rank, ranks, &device);
     }
     let communicator =
         GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
@@ -130,6 +138,31 @@ fn in_nodes(mut group: GpuNodes, device: &Device) -> Outcome {
         let mut output = vec![0; 2002];
         memory.read(0, &mut output, &stream)?;
         ensure!(output == ones, "rank {rank}, round {round}: the average of ones is not one");
+        group.rekey()?;
+    }
+    Ok(group.close()?)
+}
+
+/// One rank's part, by the algorithms that rank 0 found.
+fn by_choice(mut group: AutoCommunicator, rank: usize, ranks: usize, device: &Device) -> Outcome {
+    ensure!(group.calibrated().is_some() == (rank == 0), "rank {rank}: {:?}", group.calibrated());
+    let stream = Stream::new(device)?;
+    let mut memory = DeviceBuffer::new(device, LONGEST)?;
+    let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
+    for _ in 0..2 {
+        for count in [1, 1000, 12_345, LONGEST / 4, 0, 77] {
+            let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
+            memory.write(0, &input, &stream)?;
+            let request = Request::AllReduce(ReduceOp::Sum);
+            // SAFETY: the memory holds `count` elements, and lives until the stream has been waited for.
+            unsafe { group.run(request, buffers, count, Dtype::U32, &stream)? };
+            stream.synchronize()?;
+            group.outcome()?;
+            let mut output = vec![0; 4 * count];
+            memory.read(0, &mut output, &stream)?;
+            let right: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
+            ensure!(output == right, "rank {rank}, {}: wrong sums of {count} elements", group.choices());
+        }
         group.rekey()?;
     }
     Ok(group.close()?)
@@ -273,6 +306,18 @@ fn nodes(_: &Device) -> Outcome {
     for (rank, mut child) in Team::new(4, "256", 20_000)?.start_all("nodes")?.into_iter().enumerate() {
         let (status, text) = end(&mut child)?;
         ensure!(status.success() && text == "done\n", "rank {rank}: {status}: {text}");
+    }
+    Ok(())
+}
+
+fn choosing(_: &Device) -> Outcome {
+    let _alone = alone();
+    for (ranks, cipher) in [(2, "256"), (3, "none"), (3, "128")] {
+        for (rank, mut child) in Team::new(ranks, cipher, 30_000)?.start_all("auto")?.into_iter().enumerate()
+        {
+            let (status, text) = end(&mut child)?;
+            ensure!(status.success() && text == "done\n", "{ranks} ranks, rank {rank}: {status}: {text}");
+        }
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ringseal::cuda::{Breakdown, StepTimes};
+use ringseal::cuda::{Breakdown, Calibrated, StepTimes};
 use ringseal::{Dtype, ReduceOp};
 use serde::Serialize;
 
@@ -66,6 +66,7 @@ pub(super) struct Benchmark {
     pub(super) setup: Setup,
     /// With a launch for each step, and that without encryption.
     pub(super) breakdown: Option<[Setup; 2]>,
+    pub(super) show_calibration: bool,
     pub(super) sweep: Sweep,
     pub(super) iterations: NonZeroUsize,
     pub(super) warmup: usize,
@@ -107,8 +108,11 @@ impl Benchmark {
             0 => Box::new(io::stdout().lock()),
             _ => Box::new(io::sink()),
         };
-        self.write_preamble(&mut stdout, &description, &group.notes(), plain.is_some())
-            .map_err(Failure::stdout)?;
+        let mut notes = group.notes();
+        if self.show_calibration {
+            notes.extend(self.calibration(&group)?);
+        }
+        self.write_preamble(&mut stdout, &description, &notes, plain.is_some()).map_err(Failure::stdout)?;
         let mut rows = Vec::new();
         for size in self.sweep.sizes() {
             let row = self.measure(size, &mut group, plain.as_mut())?;
@@ -129,6 +133,17 @@ impl Benchmark {
             0 => Ok(()),
             wrong => Err(Failure::Wrong(format!("{wrong} elements are wrong; see the #wrong columns"))),
         }
+    }
+
+    /// What was calibrated, line by line.
+    fn calibration(&self, group: &Group) -> Outcome<Vec<String>> {
+        let Some(Calibrated { calibration, observations, .. }) = group.calibrated() else {
+            return Ok(vec!["calibration: none, as there was nothing to choose".into()]);
+        };
+        let observations =
+            serde_json::to_string(observations).map_err(|error| Failure::Input(error.to_string()))?;
+        let text = format!("calibration: {}observations: {observations}", calibration.to_json());
+        Ok(text.lines().map(str::to_owned).collect())
     }
 
     fn measure(&self, size: usize, group: &mut Group, plain: Option<&mut Group>) -> Outcome<Row> {

@@ -21,7 +21,8 @@ pub(super) fn reduce(setup: &Setup, op: ReduceOp, inputs: &[PathBuf], output: &P
     let files = TensorFiles::open(inputs, output)?;
     let mut target = AtomicFile::create(output)?;
     let largest = files.tensors().iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
-    let mut group = Group::new(setup, largest.min(slice_bytes(files.ranks()) as u64) as usize)?;
+    let mut group =
+        Group::new(&setup.uncalibrated(), largest.min(slice_bytes(files.ranks()) as u64) as usize)?;
     if files.metadata_dropped() {
         warn("the inputs' __metadata__ differ, so the output has none");
     }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::membership::Membership;
 use ringseal::collective::{Crypto, Request};
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, RankBuffers, SeedGroup,
-    SeedOptions, StepTimes, Stream,
+    AutoCommunicator, AutoGroup, Calibrated, Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions,
+    LaunchForm, RankBuffers, SeedGroup, SeedOptions, StepTimes, Stream,
 };
+use ringseal::study::choose::Choices;
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
 
 /// The GPUs of `ranks` ranks, dealt in turn.
@@ -23,6 +24,8 @@ pub(super) fn devices(ranks: usize) -> Result<Vec<Device>> {
 pub(super) enum GroupOptions {
     /// One kernel a rank.
     Fused(GpuOptions),
+    /// The same, by the algorithm that is the fastest for a vector's length.
+    Auto(GpuOptions),
     /// A launch for every operation.
     Seed(SeedOptions),
 }
@@ -53,24 +56,28 @@ pub(super) struct GpuRanks {
 enum Team {
     /// All, of this process.
     Group(GpuGroup),
+    /// All, of this process, by several algorithms.
+    Auto(Box<AutoGroup>),
     /// All, of this process, in the published structure.
     Seed(Box<SeedGroup>),
     /// One, whose peers are other processes.
     Member(Box<GpuCommunicator>),
+    /// The same by several algorithms.
+    AutoMember(Box<AutoCommunicator>),
 }
 
 impl GpuRanks {
     /// One rank on each of `devices`; they share a fresh secret.
     pub(super) fn new(devices: &[Device], options: GroupOptions) -> Result<Self> {
-        let capability = devices[0].compute_capability()?;
-        let target = ptx::for_compute_capability(capability.major, capability.minor).ok_or_else(|| {
-            Error::NoDevice(format!("compute capability {capability}, but 8.0 or newer is needed"))
-        })?;
-        let (image, secret) = (ptx::text(target).as_bytes(), GroupSecret::random()?);
+        let (image, secret) = (image(&devices[0])?, GroupSecret::random()?);
         let (team, max_bytes) = match options {
             GroupOptions::Fused(options) => {
                 let max_bytes = options.max_bytes;
                 (Team::Group(GpuGroup::new(devices, image, &secret, options)?), max_bytes)
+            }
+            GroupOptions::Auto(options) => {
+                let max_bytes = options.max_bytes;
+                (Team::Auto(Box::new(AutoGroup::new(devices, image, &secret, options)?)), max_bytes)
             }
             GroupOptions::Seed(options) => {
                 let max_bytes = options.max_bytes;
@@ -80,17 +87,27 @@ impl GpuRanks {
         Self::with_team(devices, team, max_bytes)
     }
 
-    /// One rank of a group of `ranks` processes, on `device`.
+    /// One rank of a group of `ranks` processes, on `device`; with `auto` by the algorithm that is the fastest for a vector's
+    /// length.
     pub(super) fn member(
         device: &Device,
         member: &Membership,
         ranks: usize,
         options: GpuOptions,
+        auto: bool,
     ) -> Result<Self> {
         let (secret, meeting) = (&member.secret, member.meet(ranks)?);
         let max_bytes = options.max_bytes;
-        let own = GpuCommunicator::new(secret, member.rank, ranks, meeting, device, options)?;
-        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), max_bytes)
+        let image = image(device)?;
+        let team = if auto {
+            let own = AutoCommunicator::new(secret, member.rank, ranks, meeting, device, image, options)?;
+            Team::AutoMember(Box::new(own))
+        } else {
+            let own =
+                GpuCommunicator::with_image(secret, member.rank, ranks, meeting, device, image, options)?;
+            Team::Member(Box::new(own))
+        };
+        Self::with_team(std::slice::from_ref(device), team, max_bytes)
     }
 
     fn with_team(devices: &[Device], team: Team, max_bytes: usize) -> Result<Self> {
@@ -115,15 +132,27 @@ impl GpuRanks {
             Team::Group(group) if group.launch_form() == LaunchForm::PerStep => {
                 vec!["a launch for each step, ordered by events".into()]
             }
+            Team::Auto(group) => vec![choice(group.choices(), group.calibrated())],
+            Team::AutoMember(own) => vec![choice(own.choices(), own.calibrated())],
             Team::Group(_) | Team::Seed(_) | Team::Member(_) => Vec::new(),
+        }
+    }
+
+    /// What was calibrated at set-up, if anything was, and on this rank.
+    pub(super) fn calibrated(&self) -> Option<&Calibrated> {
+        match &self.team {
+            Team::Auto(group) => group.calibrated(),
+            Team::AutoMember(own) => own.calibrated(),
+            Team::Group(_) | Team::Seed(_) | Team::Member(_) => None,
         }
     }
 
     /// Ends in good order.
     pub(super) fn close(self) -> Result<()> {
         match self.team {
-            Team::Group(_) | Team::Seed(_) => Ok(()),
+            Team::Group(_) | Team::Auto(_) | Team::Seed(_) => Ok(()),
             Team::Member(own) => own.close(),
+            Team::AutoMember(own) => own.close(),
         }
     }
 
@@ -201,7 +230,11 @@ impl GpuRanks {
             match &mut self.team {
                 Team::Group(group) => group.all_reduce(buffers, count, dtype, op, &streams),
                 Team::Seed(group) => group.all_reduce(buffers, count, dtype, op, &streams),
+                Team::Auto(group) => group.run(Request::AllReduce(op), buffers, count, dtype, &streams),
                 Team::Member(own) => own.all_reduce(buffers[0], count, dtype, op, streams[0]),
+                Team::AutoMember(own) => {
+                    own.run(Request::AllReduce(op), buffers[0], count, dtype, streams[0])
+                }
             }
         };
         let end = streams[0].record()?;
@@ -212,10 +245,33 @@ impl GpuRanks {
         match &mut self.team {
             Team::Group(group) => group.outcome()?,
             Team::Seed(group) => group.outcome()?,
+            Team::Auto(group) => group.outcome()?,
             Team::Member(own) => own.outcome()?,
+            Team::AutoMember(own) => own.outcome()?,
         }
         end.since(&start)
     }
+}
+
+/// Which algorithm is taken, and what that goes by.
+fn choice(choices: &Choices, calibrated: Option<&Calibrated>) -> String {
+    match calibrated {
+        None => format!("auto: {choices}"),
+        Some(Calibrated { observations, spent, .. }) => format!(
+            "auto: {choices}; by a calibration of {} all-reduces' times, in {:.0} ms",
+            observations.len(),
+            spent.as_secs_f64() * 1e3
+        ),
+    }
+}
+
+/// The embedded kernels for a device.
+fn image(device: &Device) -> Result<&'static [u8]> {
+    let capability = device.compute_capability()?;
+    let target = ptx::for_compute_capability(capability.major, capability.minor).ok_or_else(|| {
+        Error::NoDevice(format!("compute capability {capability}, but 8.0 or newer is needed"))
+    })?;
+    Ok(ptx::text(target).as_bytes())
 }
 
 fn download(buffers: &[DeviceBuffer], vectors: &mut [Vec<u8>], streams: &[Stream]) -> Result<()> {

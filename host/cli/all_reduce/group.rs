@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Nodes, Options, Request};
-use ringseal::cuda::{Device, GpuOptions, LaunchForm, SeedOptions, StepTimes};
+use ringseal::cuda::{Calibrated, Device, GpuOptions, LaunchForm, SeedOptions, StepTimes};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks, GroupOptions};
@@ -178,6 +178,21 @@ impl Setup {
         (self.crypto != Crypto::None).then_some(plain)
     }
 
+    /// Whether the ranks calibrate their choice of algorithm when they are set up, where there is one.
+    pub(super) fn calibrates(&self) -> bool {
+        matches!(self.home, Home::Gpus(_))
+            && self.choice == Choice::Auto
+            && self.structure == Structure::Fused
+    }
+
+    /// The same with a fixed algorithm on GPUs, where calibrating would take longer than what is to be done.
+    pub(super) fn uncalibrated(&self) -> Self {
+        match &self.home {
+            Home::Gpus(_) => Self { choice: Choice::Always(self.gpu_algorithm()), ..self.clone() },
+            Home::Process(_) => self.clone(),
+        }
+    }
+
     /// What a breakdown measures: the same with a launch for each step, and that without encryption.
     pub(super) fn step_by_step(&self) -> Outcome<[Self; 2]> {
         if !matches!(self.home, Home::Gpus(_))
@@ -189,7 +204,8 @@ impl Setup {
                     .into(),
             ));
         }
-        let steps = Self { launch: LaunchForm::PerStep, ..self.clone() };
+        let choice = Choice::Always(self.gpu_algorithm());
+        let steps = Self { launch: LaunchForm::PerStep, choice, ..self.clone() };
         let plain = Self { crypto: Crypto::None, ..steps.clone() };
         Ok([steps, plain])
     }
@@ -216,6 +232,7 @@ impl Setup {
             }
         };
         let algorithm = match choice {
+            Choice::Auto if self.calibrates() => "auto".into(),
             Choice::Auto if home.ends_with("cuda") => self.gpu_algorithm().name().into(),
             Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
             Choice::Always(algorithm) => algorithm.name().into(),
@@ -305,6 +322,9 @@ impl Group {
                 }
             }
             Home::Gpus(devices) => Self::Gpus(Box::new(match (&setup.membership, setup.structure) {
+                (None, Structure::Fused) if setup.calibrates() => {
+                    GpuRanks::new(devices, GroupOptions::Auto(setup.gpu_options(max_bytes)))?
+                }
                 (None, Structure::Fused) => {
                     GpuRanks::new(devices, GroupOptions::Fused(setup.gpu_options(max_bytes)))?
                 }
@@ -312,7 +332,8 @@ impl Group {
                     GpuRanks::new(devices, GroupOptions::Seed(setup.seed_options(chains, max_bytes)))?
                 }
                 (Some(member), _) => {
-                    GpuRanks::member(&devices[0], member, setup.ranks, setup.gpu_options(max_bytes))?
+                    let (options, auto) = (setup.gpu_options(max_bytes), setup.calibrates());
+                    GpuRanks::member(&devices[0], member, setup.ranks, options, auto)?
                 }
             })),
         })
@@ -323,6 +344,14 @@ impl Group {
         match self {
             Self::Gpus(ranks) => ranks.notes(),
             Self::Process(..) | Self::Nodes(_) => Vec::new(),
+        }
+    }
+
+    /// What the choice of an algorithm goes by, if one was calibrated in this process.
+    pub(super) fn calibrated(&self) -> Option<&Calibrated> {
+        match self {
+            Self::Gpus(ranks) => ranks.calibrated(),
+            Self::Process(..) | Self::Nodes(_) => None,
         }
     }
 

@@ -1,0 +1,766 @@
+//! Groups that choose the algorithm of each all-reduce by its length, by a calibration made when they are set up.
+//!
+//! The candidates' all-reduces of a few lengths are timed where they will run, with and without cryptography, for a fifth of a
+//! second at most; the cost model's figures are fitted to that, and say which algorithm to take from which length on
+//! ([`Choices`]). Each algorithm that is taken at all has a group of its own, with mailboxes no larger than it needs.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::rank::{GpuRank, check, vector_bytes};
+use super::ring::{launches, load};
+use super::{
+    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, Module, RankBuffers, Stream,
+};
+use crate::channel::{Crypto, GroupSecret};
+use crate::collective::{Algorithm, Bootstrap, Request, Watch, agree, announce};
+use crate::study::calibration::Calibration;
+use crate::study::choose::{Choices, Question, calibrated};
+use crate::study::fit::{Observation, Protection};
+use crate::study::model::Topology;
+use crate::{Dtype, Error, ReduceOp, Result};
+
+/// Bytes of the vectors that are timed.
+const LENGTHS: [usize; 4] = [2 << 10, 64 << 10, 1 << 20, 8 << 20];
+/// All-reduces of each length; the first isn't counted.
+const RUNS: usize = 4;
+/// No further length is timed once this long was spent.
+const BUDGET: Duration = Duration::from_millis(200);
+/// With more ranks nothing is timed: the model takes longer by the square of their number.
+const MOST_RANKS: usize = 64;
+/// The announcements' round after which lengths count theirs.
+const FIRST_ROUND: u64 = 100;
+/// Of where the ranks are, before any timing, and of what is chosen at last.
+const PLACES: u64 = 1;
+/// As above.
+const CHOICE: u64 = 2;
+
+/// What a choice is based on.
+#[derive(Clone, Debug)]
+pub struct Calibrated {
+    /// The cost model's figures.
+    pub calibration: Calibration,
+    /// What they were fitted to.
+    pub observations: Vec<Observation>,
+    /// How long the all-reduces took that were timed.
+    pub spent: Duration,
+}
+
+impl GpuOptions {
+    /// The algorithms that are worth considering for so many ranks, of those that are supported with these options. A ring
+    /// never takes less than a relay ring.
+    pub fn candidates(&self, ranks: usize) -> Vec<Algorithm> {
+        [Algorithm::RelayRing, Algorithm::Exchange, Algorithm::Direct, Algorithm::Tree]
+            .into_iter()
+            .filter(|&algorithm| check(&Self { algorithm, ..self.clone() }, ranks).is_ok())
+            .collect()
+    }
+}
+
+/// What does the collectives of one algorithm.
+trait Team {
+    /// # Safety
+    /// As [`GpuGroup::run`].
+    unsafe fn queue(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()>;
+
+    fn outcome(&mut self) -> Result<()>;
+
+    fn is_poisoned(&self) -> bool;
+
+    fn rekey(&mut self) -> Result<()>;
+}
+
+impl Team for GpuGroup {
+    unsafe fn queue(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(request, buffers, count, dtype, streams) }
+    }
+
+    fn outcome(&mut self) -> Result<()> {
+        Self::outcome(self)
+    }
+
+    fn is_poisoned(&self) -> bool {
+        Self::is_poisoned(self)
+    }
+
+    fn rekey(&mut self) -> Result<()> {
+        Self::rekey(self)
+    }
+}
+
+impl Team for GpuCommunicator {
+    unsafe fn queue(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.run(request, buffers[0], count, dtype, streams[0]) }
+    }
+
+    fn outcome(&mut self) -> Result<()> {
+        Self::outcome(self)
+    }
+
+    fn is_poisoned(&self) -> bool {
+        Self::is_poisoned(self)
+    }
+
+    fn rekey(&mut self) -> Result<()> {
+        Self::rekey(self)
+    }
+}
+
+/// Vectors and streams of this process's ranks, to time with.
+struct Room {
+    streams: Vec<Stream>,
+    vectors: Vec<DeviceBuffer>,
+}
+
+impl Room {
+    fn new(devices: &[Device], bytes: usize) -> Result<Self> {
+        let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>>>()?;
+        let zeros = |(device, stream): (&Device, &Stream)| {
+            let mut vector = DeviceBuffer::new(device, bytes)?;
+            // Zeros stay zeros, so that every run takes the same paths.
+            vector.fill(0, stream)?;
+            Ok(vector)
+        };
+        Ok(Self { vectors: devices.iter().zip(&streams).map(zeros).collect::<Result<_>>()?, streams })
+    }
+
+    /// Microseconds of one all-reduce among several in a row: the median.
+    fn time(&self, team: &mut impl Team, bytes: usize) -> Result<f64> {
+        let streams: Vec<_> = self.streams.iter().collect();
+        let place = |vector: &DeviceBuffer| RankBuffers { input: vector.pointer(), output: vector.pointer() };
+        let buffers: Vec<_> = self.vectors.iter().map(place).collect();
+        let mut marks = vec![streams[0].record()?];
+        let sum = Request::AllReduce(ReduceOp::Sum);
+        let mut queued = Ok(());
+        for _ in 0..RUNS {
+            // SAFETY: the vectors hold that many bytes, on their ranks' devices; the streams are waited for below.
+            queued = unsafe { team.queue(sum, &buffers, bytes / Dtype::F32.size(), Dtype::F32, &streams) };
+            if queued.is_err() {
+                break;
+            }
+            marks.push(streams[0].record()?);
+        }
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        queued?;
+        team.outcome()?;
+        let times = marks.windows(2).skip(1).map(|pair| pair[1].since(&pair[0]));
+        let mut times = times.collect::<Result<Vec<_>>>()?;
+        times.sort();
+        Ok(times[times.len() / 2].as_secs_f64() * 1e6)
+    }
+}
+
+/// A candidate, to be timed: with cryptography, or without, for what lies between the ranks.
+struct Probe<T> {
+    algorithm: Algorithm,
+    crypto: Crypto,
+    team: T,
+}
+
+/// Which probes there are: all candidates as they will be used, and of sealed ones without keys those that differ most in
+/// their number of hops.
+fn probes(question: &Question) -> Vec<(Algorithm, Crypto)> {
+    let mut probes: Vec<_> =
+        question.candidates.iter().map(|&algorithm| (algorithm, question.crypto)).collect();
+    if question.crypto != Crypto::None {
+        let plain = [Algorithm::RelayRing, Algorithm::Direct].into_iter();
+        let plain = plain.filter(|algorithm| question.candidates.contains(algorithm));
+        probes.extend(plain.map(|algorithm| (algorithm, Crypto::None)));
+    }
+    probes
+}
+
+/// The lengths that are timed for vectors of up to `max_bytes`; at least the shortest.
+fn lengths(max_bytes: usize) -> impl Iterator<Item = usize> {
+    LENGTHS.into_iter().filter(move |&bytes| bytes <= max_bytes.max(LENGTHS[0]))
+}
+
+/// Options of the groups that are timed.
+fn probing(options: &GpuOptions, (algorithm, crypto): (Algorithm, Crypto)) -> GpuOptions {
+    let max_bytes = lengths(options.max_bytes).last().unwrap_or(LENGTHS[0]);
+    GpuOptions { algorithm, crypto, max_bytes, keystream: None, ..options.clone() }
+}
+
+/// Times the probes, the shortest vectors first. After each length `go_on` says whether to go on, given what was spent so far
+/// or why it failed; all ranks must be told the same.
+fn measure<T: Team>(
+    probes: &mut [Probe<T>],
+    room: &Room,
+    question: &Question,
+    mut go_on: impl FnMut(Result<Duration>) -> Result<bool>,
+) -> Result<(Vec<Observation>, Duration)> {
+    // Loads the kernels, which is not to be timed.
+    let warm = probes.iter_mut().try_for_each(|probe| room.time(&mut probe.team, LENGTHS[0]).map(drop));
+    go_on(warm.map(|()| Duration::ZERO))?;
+    let start = Instant::now();
+    let mut observations = Vec::new();
+    for bytes in lengths(question.max_bytes) {
+        let round = probes.iter_mut().try_for_each(|Probe { algorithm, crypto, team }| {
+            observations.push(Observation {
+                kernels: Protection::fused(*crypto),
+                algorithm: algorithm.name().into(),
+                one_gpu: question.topology == Topology::OneGpu,
+                ranks: question.ranks,
+                bytes,
+                us: room.time(team, bytes)?,
+            });
+            Ok(())
+        });
+        if !go_on(round.map(|()| start.elapsed()))? {
+            break;
+        }
+    }
+    Ok((observations, start.elapsed()))
+}
+
+/// What follows from the measurements on `device`'s machine.
+fn decide(
+    device: &Device,
+    question: &Question,
+    (observations, spent): (Vec<Observation>, Duration),
+) -> Result<(Choices, Calibrated)> {
+    let (machine, multiprocessors) = (device.name()?, device.multiprocessors()?);
+    let calibration = calibrated(&Calibration::h200(), &observations, &machine, multiprocessors)?;
+    let choices = Choices::new(&calibration, question, &observations)?;
+    Ok((choices, Calibrated { calibration, observations, spent }))
+}
+
+/// A team for each algorithm that is taken.
+struct Teams<T> {
+    choices: Choices,
+    teams: Vec<(Algorithm, T)>,
+    max_bytes: usize,
+}
+
+impl<T: Team> Teams<T> {
+    /// `make` sets up the team of an algorithm for vectors of up to so many bytes. Other collectives than all-reduces are the
+    /// last team's.
+    fn new(
+        choices: Choices,
+        max_bytes: usize,
+        mut make: impl FnMut(Algorithm, usize) -> Result<T>,
+    ) -> Result<Self> {
+        let longest = choices.longest_of_each(max_bytes);
+        let teams = longest.into_iter().map(|(algorithm, bytes)| Ok((algorithm, make(algorithm, bytes)?)));
+        Ok(Self { teams: teams.collect::<Result<_>>()?, choices, max_bytes })
+    }
+
+    /// # Safety
+    /// As [`GpuGroup::run`].
+    unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(Error::Poisoned);
+        }
+        let bytes = vector_bytes(count, dtype, self.max_bytes)?;
+        let algorithm = match request {
+            Request::AllReduce(_) => self.choices.algorithm(bytes),
+            _ => self.choices.algorithm(usize::MAX),
+        };
+        match self.teams.iter_mut().find(|(name, _)| *name == algorithm) {
+            // SAFETY: the caller's.
+            Some((_, team)) => unsafe { team.queue(request, buffers, count, dtype, streams) },
+            None => Err(Error::InvalidArgument(format!("no group does the {} algorithm", algorithm.name()))),
+        }
+    }
+
+    /// The first failure. All are asked, so that each knows.
+    fn outcome(&mut self) -> Result<()> {
+        let outcomes: Vec<_> = self.teams.iter_mut().map(|(_, team)| team.outcome()).collect();
+        outcomes.into_iter().collect()
+    }
+
+    fn rekey(&mut self) -> Result<()> {
+        self.teams.iter_mut().try_for_each(|(_, team)| team.rekey())
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.teams.iter().any(|(_, team)| team.is_poisoned())
+    }
+}
+
+/// A [`GpuGroup`] whose all-reduces each take the algorithm that a calibration found the fastest for their length. It is
+/// made when the group is set up.
+pub struct AutoGroup {
+    teams: Teams<GpuGroup>,
+    calibrated: Option<Calibrated>,
+}
+
+impl fmt::Debug for AutoGroup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "AutoGroup({})", self.teams.choices)
+    }
+}
+
+impl AutoGroup {
+    /// Sets up one rank on each of `devices`, with the kernels of `image` (PTX or a cubin); `options.algorithm` is not looked
+    /// at. Nothing is calibrated, and [`GpuOptions::fastest_algorithm`] taken, where there is no choice, of more than 64 ranks,
+    /// and where each step is a launch.
+    ///
+    /// # Errors
+    /// As [`GpuGroup::new`], and a failure of a collective.
+    pub fn new(devices: &[Device], image: &[u8], secret: &GroupSecret, options: GpuOptions) -> Result<Self> {
+        let ranks = devices.len();
+        refuse_keystream(&options)?;
+        let modules = load(devices, image)?;
+        let group = |options: GpuOptions| GpuGroup::with_modules(devices, &modules, secret, options);
+        let shared = |device: &Device| devices.iter().filter(|o| o.ordinal() == device.ordinal()).count() > 1;
+        let topology = if devices.iter().any(shared) { Topology::OneGpu } else { Topology::NvLink };
+        let question = question(&options, ranks, topology);
+        // Where the ranks can't all be resident, a ring is what there is.
+        let ring = GpuOptions { algorithm: Algorithm::RelayRing, ..options.clone() };
+        let persistent = launches(devices, &ring)?.0 == LaunchForm::Persistent;
+        let (choices, calibrated) = if persistent && calibrates(&question, &options) {
+            let room =
+                Room::new(devices, probing(&options, (Algorithm::RelayRing, options.crypto)).max_bytes)?;
+            let probe = |(algorithm, crypto)| {
+                Ok(Probe { algorithm, crypto, team: group(probing(&options, (algorithm, crypto)))? })
+            };
+            let mut probes = probes(&question).into_iter().map(probe).collect::<Result<Vec<_>>>()?;
+            let measured = measure(&mut probes, &room, &question, |spent| Ok(spent? < BUDGET))?;
+            let (choices, calibrated) = decide(&devices[0], &question, measured)?;
+            (choices, Some(calibrated))
+        } else {
+            (Choices::always(uncalibrated(&options, ranks)), None)
+        };
+        let teams = Teams::new(choices, options.max_bytes, |algorithm, max_bytes| {
+            group(GpuOptions { algorithm, max_bytes, ..options.clone() })
+        })?;
+        Ok(Self { teams, calibrated })
+    }
+
+    /// What the ranks do for each length.
+    pub fn choices(&self) -> &Choices {
+        &self.teams.choices
+    }
+
+    /// Why; `None` when nothing was measured.
+    pub fn calibrated(&self) -> Option<&Calibrated> {
+        self.calibrated.as_ref()
+    }
+
+    /// Queues a collective, as [`GpuGroup::run`]. Another than an all-reduce takes the longest vectors' algorithm.
+    ///
+    /// # Errors
+    /// As [`GpuGroup::run`].
+    ///
+    /// # Safety
+    /// As [`GpuGroup::run`].
+    pub unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.teams.run(request, buffers, count, dtype, streams) }
+    }
+
+    /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.
+    ///
+    /// # Errors
+    /// As [`GpuGroup::outcome`].
+    pub fn outcome(&mut self) -> Result<()> {
+        self.teams.outcome()
+    }
+
+    /// Starts new sessions with new keys. Ends the poisoning after a failure.
+    ///
+    /// # Errors
+    /// As [`GpuGroup::rekey`].
+    pub fn rekey(&mut self) -> Result<()> {
+        self.teams.rekey()
+    }
+
+    /// Whether a collective has failed and [`Self::rekey`] is needed.
+    pub fn is_poisoned(&self) -> bool {
+        self.teams.is_poisoned()
+    }
+}
+
+fn question(options: &GpuOptions, ranks: usize, topology: Topology) -> Question {
+    Question {
+        topology,
+        crypto: options.crypto,
+        ranks,
+        max_bytes: options.max_bytes,
+        candidates: options.candidates(ranks),
+    }
+}
+
+/// Whether there is something to find out.
+fn calibrates(question: &Question, options: &GpuOptions) -> bool {
+    question.candidates.len() > 1
+        && (2..=MOST_RANKS).contains(&question.ranks)
+        && options.launch != LaunchForm::PerStep
+}
+
+/// What is taken when nothing is measured.
+fn uncalibrated(options: &GpuOptions, ranks: usize) -> Algorithm {
+    match options.candidates(ranks)[..] {
+        [only] => only,
+        _ => GpuOptions::fastest_algorithm(ranks),
+    }
+}
+
+/// One bootstrap for several groups of the same ranks, who set them up in the same order.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Box<dyn Bootstrap>>>);
+
+impl Shared {
+    fn with<R>(&self, work: impl FnOnce(&mut dyn Bootstrap) -> R) -> R {
+        work(self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut())
+    }
+}
+
+impl Bootstrap for Shared {
+    fn gather(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.with(|bootstrap| bootstrap.gather(message, timeout))
+    }
+
+    fn interface(&self) -> IpAddr {
+        self.with(|bootstrap| bootstrap.interface())
+    }
+
+    fn watch(&self) -> Option<Box<dyn Watch>> {
+        self.with(|bootstrap| bootstrap.watch())
+    }
+}
+
+/// A [`GpuCommunicator`] whose all-reduces each take the algorithm that a calibration found the fastest for their length. All
+/// ranks measure together; what rank 0 finds is what all of them do, authenticated like everything else that they agree on
+/// at set-up.
+pub struct AutoCommunicator {
+    teams: Teams<GpuCommunicator>,
+    calibrated: Option<Calibrated>,
+}
+
+impl fmt::Debug for AutoCommunicator {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "AutoCommunicator({})", self.teams.choices)
+    }
+}
+
+impl AutoCommunicator {
+    /// Joins a group, as [`GpuCommunicator::with_image`]; `options.algorithm` is not looked at. Nothing is calibrated, and
+    /// [`GpuOptions::fastest_algorithm`] taken, where there is no choice and of more than 64 ranks.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::new`], and a failure of a collective.
+    pub fn new(
+        secret: &GroupSecret,
+        rank: usize,
+        ranks: usize,
+        bootstrap: Box<dyn Bootstrap>,
+        device: &Device,
+        image: &[u8],
+        options: GpuOptions,
+    ) -> Result<Self> {
+        refuse_keystream(&options)?;
+        let mut meeting = Shared(Arc::new(Mutex::new(bootstrap)));
+        let (own, timeout) = ([rank, ranks], options.timeout);
+        // May take long, and so comes before anybody waits for this rank.
+        let module = Module::load(device, image);
+        let terms = GpuRank::terms(&options, ranks);
+        let root = agree(secret, terms, rank, &mut meeting, timeout, || Ok(()))?;
+        let place = module.and_then(|module| Ok((device.bus_id()?.to_vec(), module)));
+        let (places, module) = announce(&root, PLACES, own, place, &mut meeting, timeout)?;
+        let shared = |place: &Vec<u8>| places.iter().filter(|other| *other == place).count() > 1;
+        let topology = if places.iter().any(shared) { Topology::OneGpu } else { Topology::NvLink };
+        let question = question(&options, ranks, topology);
+        let join = |options: GpuOptions| {
+            let (meeting, module) = (Box::new(meeting.clone()), Ok(module.clone()));
+            GpuCommunicator::with_module(secret, own, meeting, device, module, options)
+        };
+        let (choices, calibrated) = match calibrates(&question, &options) {
+            false => (Choices::always(uncalibrated(&options, ranks)), None),
+            true => {
+                let most = probing(&options, (Algorithm::RelayRing, options.crypto)).max_bytes;
+                let probe = |(algorithm, crypto)| {
+                    Ok(Probe { algorithm, crypto, team: join(probing(&options, (algorithm, crypto)))? })
+                };
+                let mut probes = probes(&question).into_iter().map(probe).collect::<Result<Vec<_>>>()?;
+                let mut round = FIRST_ROUND;
+                let mut announcing = meeting.clone();
+                // How long rank 0 has been at it decides for all.
+                let go_on = |spent: Result<Duration>| {
+                    round += 1;
+                    let spent = spent.map(|spent| ((spent.as_micros() as u64).to_le_bytes().to_vec(), ()));
+                    let (all, ()) = announce(&root, round, own, spent, &mut announcing, timeout)?;
+                    let micros = all[0].as_slice().try_into().map(u64::from_le_bytes);
+                    let micros = micros.map_err(|_| malformed())?;
+                    Ok(Duration::from_micros(micros) < BUDGET)
+                };
+                let room = Room::new(std::slice::from_ref(device), most)?;
+                let measured = measure(&mut probes, &room, &question, go_on)?;
+                probes.into_iter().try_for_each(|probe| probe.team.close())?;
+                let found = match rank {
+                    0 => decide(device, &question, measured)
+                        .map(|(choices, calibrated)| (choices.encode(), Some(calibrated))),
+                    _ => Ok((Vec::new(), None)),
+                };
+                let (all, calibrated) = announce(&root, CHOICE, own, found, &mut meeting.clone(), timeout)?;
+                let choices = Choices::decode(&all[0]).ok_or_else(malformed)?;
+                check_choice(&choices, &question)?;
+                (choices, calibrated)
+            }
+        };
+        let teams = Teams::new(choices, options.max_bytes, |algorithm, max_bytes| {
+            join(GpuOptions { algorithm, max_bytes, ..options.clone() })
+        })?;
+        Ok(Self { teams, calibrated })
+    }
+
+    /// What the ranks do for each length.
+    pub fn choices(&self) -> &Choices {
+        &self.teams.choices
+    }
+
+    /// Why, on rank 0; `None` on others, and when nothing was measured.
+    pub fn calibrated(&self) -> Option<&Calibrated> {
+        self.calibrated.as_ref()
+    }
+
+    /// Queues a collective, as [`GpuCommunicator::run`]. Another than an all-reduce takes the longest vectors' algorithm.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::run`].
+    ///
+    /// # Safety
+    /// As [`GpuCommunicator::run`].
+    pub unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: RankBuffers,
+        count: usize,
+        dtype: Dtype,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.teams.run(request, &[buffers], count, dtype, &[stream]) }
+    }
+
+    /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::outcome`].
+    pub fn outcome(&mut self) -> Result<()> {
+        self.teams.outcome()
+    }
+
+    /// Starts new sessions with new keys, together with all other ranks. Ends the poisoning after a failure.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::rekey`].
+    pub fn rekey(&mut self) -> Result<()> {
+        self.teams.rekey()
+    }
+
+    /// Whether a collective has failed and [`Self::rekey`] is needed.
+    pub fn is_poisoned(&self) -> bool {
+        self.teams.is_poisoned()
+    }
+
+    /// Leaves in good order, together with all other ranks.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::close`].
+    pub fn close(self) -> Result<()> {
+        self.teams.teams.into_iter().try_for_each(|(_, team)| team.close())
+    }
+}
+
+/// Keystream ahead of time is one algorithm's, so there is nothing to choose.
+fn refuse_keystream(options: &GpuOptions) -> Result<()> {
+    match options.keystream {
+        None => Ok(()),
+        Some(_) => Err(Error::InvalidArgument(
+            "keystream ahead of time in a group that chooses its algorithm: name the exchange".into(),
+        )),
+    }
+}
+
+fn malformed() -> Error {
+    Error::Handshake("what rank 0 announced of the calibration is of another version".into())
+}
+
+/// Refuses a choice of what this rank would not do.
+fn check_choice(choices: &Choices, question: &Question) -> Result<()> {
+    let chosen = choices.longest_of_each(question.max_bytes);
+    match chosen.iter().find(|(algorithm, _)| !question.candidates.contains(algorithm)) {
+        None => Ok(()),
+        Some((algorithm, _)) => Err(Error::Handshake(format!(
+            "rank 0 chose the {} algorithm, which this rank doesn't support",
+            algorithm.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::KeyLength;
+    use crate::cuda::KeystreamAhead;
+
+    const SEALED: Crypto = Crypto::Gcm(KeyLength::Aes128);
+
+    /// Takes vectors of up to so many bytes, and notes their lengths.
+    struct Noting {
+        most: usize,
+        seen: Vec<usize>,
+        poisoned: bool,
+    }
+
+    impl Team for Noting {
+        unsafe fn queue(
+            &mut self,
+            _: Request,
+            _: &[RankBuffers],
+            count: usize,
+            dtype: Dtype,
+            _: &[&Stream],
+        ) -> Result<()> {
+            self.seen.push(vector_bytes(count, dtype, self.most)?);
+            Ok(())
+        }
+
+        fn outcome(&mut self) -> Result<()> {
+            if self.poisoned {
+                Err(Error::Deadline { rank: 0, peer: 1, step: 0, waited_ms: 1 })
+            } else {
+                Ok(())
+            }
+        }
+
+        fn is_poisoned(&self) -> bool {
+            self.poisoned
+        }
+
+        fn rekey(&mut self) -> Result<()> {
+            self.poisoned = false;
+            Ok(())
+        }
+    }
+
+    fn teams(choices: Choices) -> Teams<Noting> {
+        Teams::new(choices, 1 << 20, |_, most| Ok(Noting { most, seen: Vec::new(), poisoned: false }))
+            .unwrap()
+    }
+
+    fn run(teams: &mut Teams<Noting>, request: Request, bytes: usize) -> Result<()> {
+        // SAFETY: nothing is done with them.
+        unsafe { teams.run(request, &[], bytes, Dtype::U8, &[]) }
+    }
+
+    #[test]
+    fn each_length_goes_to_its_algorithm_s_team_which_has_room_for_it() {
+        let mut bytes = Choices::always(Algorithm::RelayRing).encode();
+        let short = [&(4096_u64).to_le_bytes()[..], &[Algorithm::Direct as u8]].concat();
+        bytes.splice(0..0, short);
+        let mut teams = teams(Choices::decode(&bytes).unwrap());
+        let sum = Request::AllReduce(ReduceOp::Sum);
+        for bytes in [0, 1, 4096, 4097, 1 << 20] {
+            run(&mut teams, sum, bytes).unwrap();
+        }
+        // Other collectives are the last one's, whatever their length.
+        run(&mut teams, Request::AllGather, 5).unwrap();
+        let seen: Vec<_> =
+            teams.teams.iter().map(|(name, team)| (*name, team.most, team.seen.clone())).collect();
+        let expected = [
+            (Algorithm::Direct, 4096, vec![0, 1, 4096]),
+            (Algorithm::RelayRing, 1 << 20, vec![4097, 1 << 20, 5]),
+        ];
+        assert_eq!(seen, expected);
+        assert!(matches!(run(&mut teams, sum, (1 << 20) + 1), Err(Error::InvalidArgument(_))));
+    }
+
+    #[test]
+    fn a_failure_of_one_team_stops_all() {
+        let mut bytes = Choices::always(Algorithm::RelayRing).encode();
+        bytes.splice(0..0, [&(64_u64).to_le_bytes()[..], &[Algorithm::Direct as u8]].concat());
+        let mut teams = teams(Choices::decode(&bytes).unwrap());
+        teams.teams[1].1.poisoned = true;
+        let sum = Request::AllReduce(ReduceOp::Sum);
+        assert!(matches!(run(&mut teams, sum, 1), Err(Error::Poisoned)));
+        assert!(teams.outcome().is_err());
+        teams.rekey().unwrap();
+        assert!(teams.outcome().is_ok() && run(&mut teams, sum, 1).is_ok());
+    }
+
+    #[test]
+    fn candidates_are_what_the_options_allow() {
+        let candidates = |options: GpuOptions, ranks| options.candidates(ranks);
+        for ranks in [2, 3, 8] {
+            let all = candidates(GpuOptions::default(), ranks);
+            assert!(all.contains(&Algorithm::RelayRing) && !all.contains(&Algorithm::Ring), "{all:?}");
+            let steps =
+                candidates(GpuOptions { launch: LaunchForm::PerStep, ..GpuOptions::default() }, ranks);
+            assert!(
+                !steps.contains(&Algorithm::Direct) && steps.contains(&Algorithm::RelayRing),
+                "{steps:?}"
+            );
+        }
+        let keystream = Some(KeystreamAhead { collectives: 1, bytes: 1 << 20, makers: None });
+        let ahead = GpuOptions { keystream, crypto: SEALED, ..GpuOptions::default() };
+        assert_eq!(ahead.candidates(2), [Algorithm::Exchange]);
+        assert_eq!(uncalibrated(&ahead, 2), Algorithm::Exchange);
+        assert!(!calibrates(&question(&ahead, 2, Topology::NvLink), &ahead));
+    }
+
+    #[test]
+    fn what_is_timed_covers_every_candidate_and_the_way_between_ranks() {
+        let options = GpuOptions { crypto: SEALED, ..GpuOptions::default() };
+        let question = question(&options, 4, Topology::OneGpu);
+        let probes = probes(&question);
+        assert!(question.candidates.iter().all(|&algorithm| probes.contains(&(algorithm, SEALED))));
+        assert!(probes.contains(&(Algorithm::RelayRing, Crypto::None)));
+        assert_eq!(lengths(1 << 20).collect::<Vec<_>>(), LENGTHS[..3]);
+        assert_eq!(lengths(1).collect::<Vec<_>>(), LENGTHS[..1]);
+        let options = probing(&options, (Algorithm::RelayRing, Crypto::None));
+        assert_eq!((options.max_bytes, options.crypto), (LENGTHS[3], Crypto::None));
+    }
+
+    #[test]
+    fn a_choice_that_this_rank_cannot_do_is_refused() {
+        let options = GpuOptions { launch: LaunchForm::PerStep, ..GpuOptions::default() };
+        let question = question(&options, 4, Topology::OneGpu);
+        assert!(check_choice(&Choices::always(Algorithm::RelayRing), &question).is_ok());
+        let refusal = check_choice(&Choices::always(Algorithm::Tree), &question);
+        assert!(matches!(&refusal, Err(Error::Handshake(what)) if what.contains("tree")), "{refusal:?}");
+    }
+}
