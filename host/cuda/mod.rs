@@ -25,6 +25,7 @@ mod cipher;
 mod communicator;
 mod copy;
 mod device;
+mod divide;
 mod driver;
 mod gcm;
 mod ipc;

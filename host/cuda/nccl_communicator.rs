@@ -11,6 +11,7 @@
 //! stop collectives, or keep ranks from learning that another failed, but never make a rank take what it hasn't verified.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringseal_kernels::step::Step;
@@ -340,17 +341,28 @@ impl NcclCommunicator {
         Ok(())
     }
 
+    /// Fails the collectives from here on, because what they are a part of has failed elsewhere: the other ranks' too, if all
+    /// ranks still do the next one. All must [`rekey`](Self::rekey).
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn fail(&mut self) -> Result<()> {
+        let (stream, word) = &self.alarm;
+        word.words()[0].store(1 + self.number as u32, Ordering::Release);
+        let own_and_others = self.rank.aborted_words();
+        for place in own_and_others {
+            // SAFETY: the words are the rank's, and the source lives as long; the copy is waited for. Kernels read them as
+            // volatile words, and any value but 0 means the same.
+            unsafe { stream.copy(place, word.pointer(), 4)? };
+        }
+        stream.synchronize()
+    }
+
     /// Ends this rank's part in the group: the GPU waits for nobody any more, and no result is left.
     fn give_up(&mut self) {
         self.rank.poison();
-        let (stream, word) = &self.alarm;
-        word.words()[0].store(1 + self.number as u32, std::sync::atomic::Ordering::Release);
-        let [_, others] = self.rank.aborted_words();
-        // SAFETY: the notice is the rank's, and the word lives as long; the copy is waited for. Kernels read the destination as
-        // a volatile word, and any value but 0 means the same.
-        let stopped = unsafe { stream.copy(others, word.pointer(), 4) };
         // There is nobody to tell: kernels that can't be stopped end at their deadline.
-        let _ = stopped.and_then(|()| stream.synchronize());
+        let _ = self.fail();
         // Ends NCCL's kernels.
         self.link = None;
         let end = Instant::now() + self.options.timeout + Duration::from_secs(1);

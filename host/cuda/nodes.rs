@@ -1,8 +1,12 @@
-//! All-reduce on device memory over nodes: inside each by its GPUs, between them by records that the host seals.
+//! All-reduce on device memory over nodes: inside each by its GPUs, between them by records that the host or the GPUs seal.
 
 use std::fmt;
 
-use super::{Device, GpuCommunicator, GpuOptions, HostBuffer, RankBuffers, Stream};
+use super::divide::Divider;
+use super::{
+    Device, DeviceBuffer, GpuCommunicator, GpuOptions, HostBuffer, Module, NcclCommunicator, RankBuffers,
+    Stream,
+};
 use crate::channel::GroupSecret;
 use crate::collective::{
     Bootstrap, Buffers, Communicator, NodePart, Options, Partition, Rail, Request, divide, node_parts,
@@ -12,10 +16,11 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// One rank of a group whose ranks are in nodes, with a GPU or a share of one each, for all-reduces on device memory.
 ///
 /// The path of the bytes: the GPUs of a node add up their vectors by a reduce-scatter, sealed by their own kernels, over the
-/// links of [`GpuCommunicator`]. Each rank copies its chunk of that sum to host memory, where it is added to the same chunk of
-/// the other nodes, sealed and opened by the backend of the rail's options, over the rail's links:
-/// [`Communicator::over_nccl`], for one. Then it is copied back, and the node's GPUs gather all chunks. Nothing leaves a
-/// rank that is not sealed.
+/// links of [`GpuCommunicator`]. Each rank's chunk of that sum is added to the same chunk of the other nodes, and the node's
+/// GPUs gather all chunks. In between, over the rail's links, there are two ways. [`Self::over_nccl_by_gpus`] leaves the chunk where
+/// it is: the GPUs' kernels seal and open it ([`NcclCommunicator`]). [`Self::join`] and [`Self::over_nccl`] copy it to host memory and
+/// back, where the backend of the rail's options seals and opens it ([`Communicator::over_nccl`], for one). Nothing leaves a rank
+/// that is not sealed.
 ///
 /// # Failure
 ///
@@ -23,10 +28,23 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// nodes at the deadline of their GPUs at the latest. The output is zeros, and all ranks must [`rekey`](Self::rekey).
 pub struct GpuNodes {
     inside: GpuCommunicator,
-    between: Communicator,
-    /// The rank's chunk on its way.
-    chunk: HostBuffer,
+    between: Between,
     poisoned: bool,
+}
+
+/// What links a rank to those of its number in other nodes.
+enum Between {
+    Host {
+        rank: Communicator,
+        /// The rank's chunk on its way.
+        chunk: HostBuffer,
+    },
+    Gpu {
+        rank: Box<NcclCommunicator>,
+        divider: Divider,
+        /// What is reduced where only the outcome matters: nobody waits for an all-reduce of nothing.
+        scratch: DeviceBuffer,
+    },
 }
 
 impl GpuNodes {
@@ -45,13 +63,27 @@ impl GpuNodes {
         inside: impl FnOnce(&GroupSecret, [usize; 2], Box<dyn Bootstrap>) -> Result<GpuCommunicator>,
         between: impl FnOnce(Rail) -> Result<Communicator>,
     ) -> Result<Self> {
+        Self::meet(secret, place, node_ranks, bootstrap, inside, |rail, chunk| {
+            let rank = between(rail)?;
+            Ok(Between::Host { rank, chunk: HostBuffer::new(device, chunk)? })
+        })
+    }
+
+    /// As [`Self::join`]; `between` is also given the bytes of the longest chunk.
+    fn meet(
+        secret: &GroupSecret,
+        place: [usize; 2],
+        node_ranks: usize,
+        bootstrap: Box<dyn Bootstrap>,
+        inside: impl FnOnce(&GroupSecret, [usize; 2], Box<dyn Bootstrap>) -> Result<GpuCommunicator>,
+        between: impl FnOnce(Rail, usize) -> Result<Between>,
+    ) -> Result<Self> {
         let (NodePart { secret, number, ranks, bootstrap }, rail) =
             node_parts(secret, place, node_ranks, bootstrap)?;
         let inside = inside(&secret, [number, ranks], bootstrap)?;
-        let between = between(rail)?;
         // A chunk is longer than its share by less than an element.
-        let chunk = HostBuffer::new(device, inside.options().max_bytes.div_ceil(node_ranks) + 16)?;
-        Ok(Self { inside, between, chunk, poisoned: false })
+        let between = between(rail, inside.options().max_bytes.div_ceil(node_ranks) + 16)?;
+        Ok(Self { inside, between, poisoned: false })
     }
 
     /// As [`Self::join`], with rails over NCCL, whose records the backend of `rail_options` seals.
@@ -73,6 +105,34 @@ impl GpuNodes {
         Self::join(secret, place, node_ranks, bootstrap, device, inside, |rail| {
             let Rail { secret, node, nodes, bootstrap } = rail;
             Communicator::over_nccl(&secret, node, nodes, bootstrap, device, rail_options)
+        })
+    }
+
+    /// As [`Self::join`], with rails over NCCL, whose records the GPUs seal and open where they are: each rank has a GPU of its
+    /// own. `rail_options` are those of the rails, but for the longest vector, which is what a rail has of `options`'.
+    ///
+    /// Not yet run on GPUs.
+    ///
+    /// # Errors
+    /// As [`GpuCommunicator::new`] and [`NcclCommunicator::new`].
+    pub fn over_nccl_by_gpus(
+        secret: &GroupSecret,
+        place: [usize; 2],
+        node_ranks: usize,
+        bootstrap: Box<dyn Bootstrap>,
+        device: &Device,
+        options: GpuOptions,
+        rail_options: GpuOptions,
+    ) -> Result<Self> {
+        let inside = |secret: &GroupSecret, [rank, ranks]: [usize; 2], bootstrap| {
+            GpuCommunicator::new(secret, rank, ranks, bootstrap, device, options)
+        };
+        Self::meet(secret, place, node_ranks, bootstrap, inside, |rail, chunk| {
+            let Rail { secret, node, nodes, bootstrap } = rail;
+            let options = GpuOptions { max_bytes: chunk, ..rail_options };
+            let rank = NcclCommunicator::new(&secret, node, nodes, bootstrap, device, options)?;
+            let divider = Divider::new(&Module::embedded(device)?)?;
+            Ok(Between::Gpu { rank: Box::new(rank), divider, scratch: DeviceBuffer::new(device, 16)? })
         })
     }
 
@@ -108,9 +168,14 @@ impl GpuNodes {
     /// Leaves in good order, together with all other ranks.
     ///
     /// # Errors
-    /// As [`GpuCommunicator::close`].
+    /// As [`GpuCommunicator::close`] and [`NcclCommunicator::close`].
     pub fn close(self) -> Result<()> {
-        self.inside.close()
+        let between = match self.between {
+            Between::Host { .. } => Ok(()),
+            Between::Gpu { rank, .. } => rank.close(),
+        };
+        // Both, so that all ranks meet equally often.
+        self.inside.close().and(between)
     }
 
     /// Reduces `count` elements of all ranks into every rank's output, with the same bits on each, after the stream's earlier
@@ -165,33 +230,159 @@ impl GpuNodes {
         let (rank, ranks, size) = (self.inside.rank(), self.inside.ranks(), dtype.size());
         let partial = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
         let own = Partition::new(count, ranks).range(rank);
-        let (at, bytes) = (buffers.output + (own.start * size) as u64, own.len() * size);
-        let scattered = RankBuffers { input: buffers.input, output: at };
+        let chunk = Chunk { at: buffers.output + (own.start * size) as u64, count: own.len(), dtype };
+        let scattered = RankBuffers { input: buffers.input, output: chunk.at };
         // SAFETY: the caller's promise; the chunk lies in the output, where the input has it if that is the same.
         unsafe { self.inside.reduce_scatter(scattered, count, dtype, partial, stream)? };
         stream.synchronize()?;
-        self.inside.outcome()?;
-        // SAFETY: the chunk lies in the output; the buffer is left alone until the wait.
-        unsafe { stream.copy(self.chunk.pointer(), at, bytes)? };
-        stream.synchronize()?;
-        // SAFETY: the stream has passed the copy, and nothing else knows of the buffer.
-        let chunk = &mut unsafe { self.chunk.as_mut_slice() }[..bytes];
-        self.between.run(Request::AllReduce(partial), dtype, Buffers::InPlace(chunk))?;
-        if op == ReduceOp::Avg {
-            divide(dtype, chunk, self.between.ranks() * ranks);
-        }
+        let scattered = self.inside.outcome();
+        let divisor = (op == ReduceOp::Avg).then(|| self.between.ranks() * ranks);
+        // SAFETY: the chunk lies in the output.
+        unsafe { self.between.reduce(scattered, chunk, partial, divisor, stream)? };
 
-        let gathered = RankBuffers { input: at, output: buffers.output };
+        let gathered = RankBuffers { input: chunk.at, output: buffers.output };
         // SAFETY: as above; the output, in place.
-        unsafe {
-            stream.copy(at, self.chunk.pointer(), bytes)?;
-            self.inside.all_gather(gathered, count, dtype, stream)?;
-        }
+        unsafe { self.inside.all_gather(gathered, count, dtype, stream)? };
         stream.synchronize()?;
-        self.inside.outcome()?;
-        // Nobody is done before all nodes are: an all-reduce of nothing, whose end is authenticated.
-        self.between.run(Request::AllReduce(partial), dtype, Buffers::InPlace(&mut []))
+        let gathered = self.inside.outcome();
+        self.between.finish(gathered, stream)
     }
+}
+
+/// A rank's part of a vector in its device's memory.
+#[derive(Clone, Copy)]
+struct Chunk {
+    at: u64,
+    count: usize,
+    dtype: Dtype,
+}
+
+impl Chunk {
+    fn of(buffer: &DeviceBuffer) -> Self {
+        Self { at: buffer.pointer(), count: buffer.len(), dtype: Dtype::U8 }
+    }
+}
+
+impl Between {
+    fn rank(&self) -> usize {
+        match self {
+            Self::Host { rank, .. } => rank.rank(),
+            Self::Gpu { rank, .. } => rank.rank(),
+        }
+    }
+
+    fn ranks(&self) -> usize {
+        match self {
+            Self::Host { rank, .. } => rank.ranks(),
+            Self::Gpu { rank, .. } => rank.ranks(),
+        }
+    }
+
+    fn is_poisoned(&self) -> bool {
+        match self {
+            Self::Host { rank, .. } => rank.is_poisoned(),
+            Self::Gpu { rank, .. } => rank.is_poisoned(),
+        }
+    }
+
+    fn rekey(&mut self) -> Result<()> {
+        match self {
+            Self::Host { rank, .. } => rank.rekey(),
+            Self::Gpu { rank, .. } => rank.rekey(),
+        }
+    }
+
+    /// Tells the other ranks that the all-reduce has failed, where they don't know it yet.
+    fn give_up(&mut self) {
+        match self {
+            Self::Host { rank, .. } => rank.give_up(),
+            // Does what tells them even when it has failed, see `run`.
+            Self::Gpu { .. } => {}
+        }
+    }
+
+    /// Reduces the chunk over the rail, in place, and divides it by `divisor`. `inside` is what the node has come to: an error
+    /// fails the rail. What is still on the stream at the end makes the chunk complete.
+    ///
+    /// # Safety
+    /// The chunk is on the rank's device, and nothing else uses it until the stream has passed.
+    unsafe fn reduce(
+        &mut self,
+        inside: Result<()>,
+        chunk: Chunk,
+        op: ReduceOp,
+        divisor: Option<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Chunk { at, count, dtype } = chunk;
+        let bytes = count * dtype.size();
+        match self {
+            Self::Host { rank, chunk } => {
+                inside?;
+                // SAFETY: the caller's promise; the buffer is left alone until the wait.
+                unsafe { stream.copy(chunk.pointer(), at, bytes)? };
+                stream.synchronize()?;
+                // SAFETY: the stream has passed the copy, and nothing else knows of the buffer.
+                let text = &mut unsafe { chunk.as_mut_slice() }[..bytes];
+                rank.run(Request::AllReduce(op), dtype, Buffers::InPlace(text))?;
+                if let Some(ranks) = divisor {
+                    divide(dtype, text, ranks);
+                }
+                // SAFETY: the caller's promise; the buffer is used again by the next all-reduce, which waits for the stream.
+                unsafe { stream.copy(at, chunk.pointer(), bytes) }
+            }
+            Self::Gpu { rank, scratch, .. } if count == 0 => {
+                // SAFETY: the buffer is the rail's own.
+                unsafe { run(rank, inside, Chunk::of(scratch), op, stream) }
+            }
+            Self::Gpu { rank, divider, .. } => {
+                // SAFETY: the caller's promise.
+                unsafe { run(rank, inside, chunk, op, stream)? };
+                match divisor {
+                    // SAFETY: the caller's promise.
+                    Some(ranks) => unsafe { divider.divide(dtype, at, bytes, ranks, stream) },
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Nobody is done before all nodes are: an all-reduce whose outcome is all that matters.
+    fn finish(&mut self, inside: Result<()>, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Host { rank, .. } => {
+                inside?;
+                // Of nothing; its end is authenticated.
+                rank.run(Request::AllReduce(ReduceOp::Sum), Dtype::U8, Buffers::InPlace(&mut []))
+            }
+            Self::Gpu { rank, scratch, .. } => {
+                // SAFETY: the buffer is the rail's own.
+                unsafe { run(rank, inside, Chunk::of(scratch), ReduceOp::Sum, stream) }
+            }
+        }
+    }
+}
+
+/// An all-reduce over a rail that is done, so that all ranks come to the same end, also when the node has failed: it fails
+/// then.
+///
+/// # Safety
+/// As [`Between::reduce`].
+unsafe fn run(
+    rank: &mut NcclCommunicator,
+    inside: Result<()>,
+    chunk: Chunk,
+    op: ReduceOp,
+    stream: &Stream,
+) -> Result<()> {
+    if inside.is_err() {
+        rank.fail()?;
+    }
+    let buffers = RankBuffers { input: chunk.at, output: chunk.at };
+    // SAFETY: the caller's promise.
+    let queued = unsafe { rank.all_reduce(buffers, chunk.count, chunk.dtype, op, stream) };
+    let outcome = queued.and_then(|()| rank.outcome());
+    inside.and(outcome)
 }
 
 impl fmt::Debug for GpuNodes {
@@ -199,7 +390,8 @@ impl fmt::Debug for GpuNodes {
         formatter
             .debug_struct("GpuNodes")
             .field("inside", &self.inside)
-            .field("between", &self.between)
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
             .field("poisoned", &self.poisoned)
             .finish_non_exhaustive()
     }

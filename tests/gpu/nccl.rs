@@ -8,7 +8,8 @@ use ringseal::collective::{
     Algorithm, Bootstrap, Buffers, Communicator, InProcess, Nodes, Options, Partition, Rail, Request,
 };
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuOptions, LaunchForm, NcclCommunicator, NcclExchange, RankBuffers, Stream,
+    Device, DeviceBuffer, GpuNodes, GpuOptions, LaunchForm, NcclCommunicator, NcclExchange, RankBuffers,
+    Stream,
 };
 use ringseal::transport::lockstep::{Exchange, Lockstep};
 use ringseal::{Dtype, Error, ReduceOp};
@@ -37,6 +38,7 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
         "nccl::device_memory::across_gpus::a_changed_byte_fails_all_ranks_and_a_new_session_works",
         device_tamper,
     ),
+    ("nccl::device_memory::across_gpus::nodes_of_one_rank_each", device_nodes),
     ("nccl::device_memory::across_gpus::a_rank_that_stays_away_is_an_error_at_the_deadline", device_absent),
 ];
 
@@ -484,6 +486,42 @@ fn device_absent() -> Outcome {
             ensure!(matches!(rekeyed, Some(Err(Error::Lost { .. }))), "{rekeyed:?}");
         }
         Ok(())
+    })?;
+    Ok(())
+}
+
+/// Sums, averages that are divided once, and vectors of nothing.
+fn device_nodes() -> Outcome {
+    let _alone = alone();
+    let secret = GroupSecret::random()?;
+    on_each(gpus()?, |[rank, ranks], bootstrap, device| {
+        let options = || gpu_options(Algorithm::Ring, Crypto::Gcm(KeyLength::Aes128));
+        let place = [rank, ranks];
+        let mut nodes =
+            GpuNodes::over_nccl_by_gpus(&secret, place, 1, bootstrap, device, options(), options())?;
+        let stream = Stream::new(device)?;
+        let mut memory = DeviceBuffer::new(device, 4 * COUNT)?;
+        let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
+        for count in [0, 1, 1000, COUNT] {
+            memory.write(0, bytemuck::cast_slice(&vector(rank, count)), &stream)?;
+            // SAFETY: the memory holds `count` elements, and the call waits.
+            unsafe { nodes.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &stream)? };
+            let mut sums = vec![0; count];
+            memory.read(0, bytemuck::cast_slice_mut(&mut sums), &stream)?;
+            check(&sums, ranks, "nodes")?;
+        }
+        // More than one launch divides; an odd number of elements of two bytes.
+        let ones = [0x80, 0x3f].repeat(4_000_001);
+        memory.write(0, &ones, &stream)?;
+        // SAFETY: as above.
+        unsafe { nodes.all_reduce(buffers, ones.len() / 2, Dtype::Bf16, ReduceOp::Avg, &stream)? };
+        let mut averages = vec![0; ones.len()];
+        memory.read(0, &mut averages, &stream)?;
+        ensure!(averages == ones, "the average of ones is not one");
+        nodes.rekey()?;
+        // SAFETY: as above.
+        unsafe { nodes.all_reduce(buffers, 10, Dtype::F32, ReduceOp::Max, &stream)? };
+        Ok(nodes.close()?)
     })?;
     Ok(())
 }
