@@ -36,7 +36,8 @@ pub(crate) struct Arguments {
     op: ReduceOp,
     /// Algorithm: ring (every hop opens and seals), relay (a ring that forwards finished chunks as their owners
     /// sealed them), direct (two hops), tree, exchange (one hop), or auto: direct when small, otherwise relay; on GPUs what a
-    /// calibration at the start, of a fifth of a second, finds the fastest for a length.
+    /// calibration at the start, of a fifth of a second, finds the fastest for a length. Sums of floats are rounded as the
+    /// algorithm goes: name one where every run must give the same bits.
     #[arg(long, value_name = "NAME", value_parser = Choice::parse, default_value = "auto")]
     algo: Choice,
     /// How what leaves a rank is protected.

@@ -3,6 +3,10 @@
 //! The candidates' all-reduces of a few lengths are timed where they will run, with and without cryptography, for a fifth of a
 //! second at most; the cost model's figures are fitted to that, and say which algorithm to take from which length on
 //! ([`Choices`]). Each algorithm that is taken at all has a group of its own, with mailboxes no larger than it needs.
+//!
+//! All ranks' results have the same bits. But of more than two ranks, sums of floats are rounded in an order that depends on the
+//! algorithm, and the choice can differ from one set-up to the next: name the algorithm where every run must give the same
+//! bits.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,8 +32,8 @@ const LENGTHS: [usize; 4] = [2 << 10, 64 << 10, 1 << 20, 8 << 20];
 const RUNS: usize = 4;
 /// No further length is timed once this long was spent.
 const BUDGET: Duration = Duration::from_millis(200);
-/// With more ranks nothing is timed: the model takes longer by the square of their number.
-const MOST_RANKS: usize = 64;
+/// With more ranks nothing is timed: fitting the model takes about a second with so many, and much longer with twice as many.
+const MOST_RANKS: usize = 16;
 /// The announcements' round after which lengths count theirs.
 const FIRST_ROUND: u64 = 100;
 /// Of where the ranks are, before any timing, and of what is chosen at last.
@@ -327,7 +331,7 @@ impl fmt::Debug for AutoGroup {
 
 impl AutoGroup {
     /// Sets up one rank on each of `devices`, with the kernels of `image` (PTX or a cubin); `options.algorithm` is not looked
-    /// at. Nothing is calibrated, and [`GpuOptions::fastest_algorithm`] taken, where there is no choice, of more than 64 ranks,
+    /// at. Nothing is calibrated, and [`GpuOptions::fastest_algorithm`] taken, where there is no choice, of more than 16 ranks,
     /// and where each step is a launch.
     ///
     /// # Errors
@@ -365,6 +369,11 @@ impl AutoGroup {
     /// What the ranks do for each length.
     pub fn choices(&self) -> &Choices {
         &self.teams.choices
+    }
+
+    /// How its collectives become launches; not [`LaunchForm::Auto`].
+    pub fn launch_form(&self) -> LaunchForm {
+        self.teams.teams.first().map_or(LaunchForm::Persistent, |(_, team)| team.launch_form())
     }
 
     /// Why; `None` when nothing was measured.
@@ -478,7 +487,7 @@ impl fmt::Debug for AutoCommunicator {
 
 impl AutoCommunicator {
     /// Joins a group, as [`GpuCommunicator::with_image`]; `options.algorithm` is not looked at. Nothing is calibrated, and
-    /// [`GpuOptions::fastest_algorithm`] taken, where there is no choice and of more than 64 ranks.
+    /// [`GpuOptions::fastest_algorithm`] taken, where there is no choice and of more than 16 ranks.
     ///
     /// # Errors
     /// As [`GpuCommunicator::new`], and a failure of a collective.

@@ -128,14 +128,14 @@ impl GpuRanks {
 
     /// What is worth knowing of how the ranks were set up, a line each.
     pub(super) fn notes(&self) -> Vec<String> {
-        match &self.team {
-            Team::Group(group) if group.launch_form() == LaunchForm::PerStep => {
-                vec!["a launch for each step, ordered by events".into()]
-            }
-            Team::Auto(group) => vec![choice(group.choices(), group.calibrated())],
-            Team::AutoMember(own) => vec![choice(own.choices(), own.calibrated())],
-            Team::Group(_) | Team::Seed(_) | Team::Member(_) => Vec::new(),
-        }
+        let (chosen, form) = match &self.team {
+            Team::Group(group) => (None, group.launch_form()),
+            Team::Auto(group) => (Some(choice(group.choices(), group.calibrated())), group.launch_form()),
+            Team::AutoMember(own) => (Some(choice(own.choices(), own.calibrated())), LaunchForm::Persistent),
+            Team::Seed(_) | Team::Member(_) => return Vec::new(),
+        };
+        let steps = (form == LaunchForm::PerStep).then(|| "a launch for each step, ordered by events".into());
+        chosen.into_iter().chain(steps).collect()
     }
 
     /// What was calibrated at set-up, if anything was, and on this rank.
