@@ -57,7 +57,8 @@ impl Blas {
         Ok(blas)
     }
 
-    fn make_current(&self) -> Result<()> {
+    /// Makes the device's context the thread's.
+    pub(crate) fn make_current(&self) -> Result<()> {
         // SAFETY: retained for as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { driver::cuCtxSetCurrent(self.context) })
     }

@@ -27,7 +27,7 @@ impl Gate {
 }
 
 impl Closed<'_> {
-    /// Makes the stream's further work wait until the gate is open.
+    /// Makes the stream's further work wait until the gate is open. The stream's context is the thread's.
     pub(crate) fn hold(&self, stream: &Stream) -> Result<()> {
         let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
         // SAFETY: the stream is alive; the word lives longer than the stream waits, as nobody drops a closed gate.

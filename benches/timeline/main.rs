@@ -343,7 +343,7 @@ impl Bench {
         let each =
             |of: &dyn Fn(&Rank) -> Result<Event>| self.ranks.iter().map(of).collect::<Result<Vec<_>>>();
         if let Some(gate) = gate {
-            self.ranks.iter().try_for_each(|rank| gate.hold(&rank.compute))?;
+            self.ranks.iter().try_for_each(|rank| rank.wait_at(gate))?;
         }
         let starts = each(&|rank| rank.compute.record())?;
         let streams: Vec<&Stream> = self.ranks.iter().map(|rank| &rank.communication).collect();
@@ -373,7 +373,7 @@ impl Bench {
         Ok(marks.map(|((start, computed), reduced)| Marks { start, computed, reduced }).collect())
     }
 
-    /// All ranks have the same averages, none of which is zero alone.
+    /// All ranks have the same averages, and not zeros alone.
     fn check(&self, reducer: &Reducer) -> Result<()> {
         if matches!(reducer, Reducer::Nobody) {
             return Ok(());

@@ -5,15 +5,17 @@ use ringseal::cuda::{Device, DeviceBuffer, RankBuffers, Stream};
 use ringseal::study::overlap::{Backward, Matrix};
 
 use crate::cublas::{Blas, Elements, Factor};
+use crate::gate::Closed;
 
 /// A rank and its share of the batch.
 pub(crate) struct Rank {
     pub(crate) device: Device,
+    // Goes before its stream.
+    blas: Blas,
     /// Runs the products.
     pub(crate) compute: Stream,
     /// Runs the all-reduces.
     pub(crate) communication: Stream,
-    blas: Blas,
     tokens: usize,
     /// Weights of all buckets, bf16, one bucket after the other.
     weights: DeviceBuffer,
@@ -62,6 +64,15 @@ impl Rank {
         };
         rank.compute.synchronize()?;
         Ok(rank)
+    }
+
+    /// Makes the products that follow wait until the gate is open.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](ringseal::Error::Cuda).
+    pub(crate) fn wait_at(&self, gate: &Closed<'_>) -> Result<()> {
+        self.blas.make_current()?;
+        gate.hold(&self.compute)
     }
 
     /// Queues the products of a bucket's layers.

@@ -326,8 +326,7 @@ impl NcclCommunicator {
         let mut end = None;
         while !self.done.is_reached()? {
             if let Some(link) = &self.link {
-                // A peer whose process ended is an error of the communicator, where the network tells.
-                link.settle(link.state()?, || Ok(()))?;
+                link.check()?;
             }
             if end.is_none() && self.begun.is_reached()? {
                 end = Some(Instant::now() + self.options.timeout.saturating_mul(self.pending));

@@ -151,8 +151,7 @@ impl Exchange for NcclExchange {
         }
         self.stream.mark(&self.done)?;
         while !self.done.is_reached()? {
-            // A peer whose process ended is an error of the communicator, where the network tells.
-            self.link.settle(self.link.state()?, go_on)?;
+            self.link.check()?;
             go_on()?;
             std::thread::sleep(POLL);
         }

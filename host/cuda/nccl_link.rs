@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// `NCCL_UNIQUE_ID_BYTES`.
 pub(super) const ID_BYTES: usize = 128;
 /// `ncclInProgress`.
-pub(super) const IN_PROGRESS: c_int = 7;
+const IN_PROGRESS: c_int = 7;
 /// `ncclUint8`.
 const BYTES: c_int = 1;
 /// `ncclUint32`.
@@ -133,7 +133,7 @@ impl Link {
     }
 
     /// `ncclCommGetAsyncError`: what the latest call has come to, for [`Self::settle`].
-    pub(super) fn state(&self) -> Result<c_int> {
+    fn state(&self) -> Result<c_int> {
         let mut state = 0;
         // SAFETY: the type is the one in nccl.h; the communicator is alive, the pointer valid for the write.
         unsafe {
@@ -141,6 +141,15 @@ impl Link {
             self.functions.check(ask(self.communicator, &mut state))?;
         }
         Ok(state)
+    }
+
+    /// # Errors
+    /// What has gone wrong since the latest call, such as a peer whose process ended, where the network tells.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.state()? {
+            IN_PROGRESS => Ok(()),
+            code => self.functions.check(code),
+        }
     }
 
     /// Queues `moves` on `stream` as one group: all of them run at once. Of two ranks, each one's sends meet the other's
