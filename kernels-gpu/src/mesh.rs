@@ -420,35 +420,95 @@ impl<const COMMON: bool> Wire for Plain<COMMON> {
             return None;
         }
         let mut quad = thread::index();
-        while quad < record.bytes.div_ceil(16) {
-            // SAFETY: by the caller's promise; a quad is read before the same thread overwrites it in place.
-            unsafe { move_quad::<COMMON>(block, mesh, step, record, quad) };
-            quad += THREADS;
+        // SAFETY: by the caller's promise; a quad is read before the same thread overwrites it in place.
+        unsafe {
+            if COMMON && (record.input | record.output).is_multiple_of(16) {
+                // Whole quads only: the others are left to the loop below.
+                while quad + 3 * THREADS < record.bytes / 16 {
+                    move_four(block, mesh, step, record, quad);
+                    quad += 4 * THREADS;
+                }
+            }
+            while quad < record.bytes.div_ceil(16) {
+                let value = load_quad(source(step, record), quad, record.bytes);
+                let local = match step.actions & REDUCE {
+                    0 => [0; 4],
+                    _ => load_quad(record.input, quad, record.bytes),
+                };
+                move_quad::<COMMON>(block, mesh, step, record, quad, value, local);
+                quad += THREADS;
+            }
         }
         device::sync_threads();
         Some([0; 4])
     }
 }
 
-/// Moves one quad, or what the record's end leaves of it.
+/// Where what a step takes lies, unless it was [kept](SEND_KEPT).
 #[inline(always)]
-unsafe fn move_quad<const COMMON: bool>(block: &Block, mesh: &Mesh, step: &Step, record: &Record, quad: u32) {
+fn source(step: &Step, record: &Record) -> u64 {
+    if step.actions & RECEIVE != 0 {
+        record.inbox
+    } else if step.actions & SEND_STORED != 0 {
+        record.output
+    } else {
+        record.input
+    }
+}
+
+/// Moves four whole quads of a thread, all loads from the mailbox and the vector before the first store.
+///
+/// # Safety
+/// As [`Wire::transfer`]; the record and its vectors are aligned.
+#[inline(always)]
+unsafe fn move_four(block: &Block, mesh: &Mesh, step: &Step, record: &Record, quad: u32) {
+    const STRIDE: u64 = THREADS as u64 * 16;
+    // SAFETY: by the caller's promise.
+    let load = |base: u64| unsafe {
+        let at = base + quad as u64 * 16;
+        [
+            global::load_16(at),
+            global::load_16(at + STRIDE),
+            global::load_16(at + 2 * STRIDE),
+            global::load_16(at + 3 * STRIDE),
+        ]
+    };
+    let values = load(source(step, record));
+    let locals = if step.actions & REDUCE != 0 { load(record.input) } else { [[0; 4]; 4] };
+    // Written out: closures were once not inlined, their quads then in local memory.
+    // SAFETY: by the caller's promise.
+    unsafe {
+        move_quad::<true>(block, mesh, step, record, quad, values[0], locals[0]);
+        move_quad::<true>(block, mesh, step, record, quad + THREADS, values[1], locals[1]);
+        move_quad::<true>(block, mesh, step, record, quad + 2 * THREADS, values[2], locals[2]);
+        move_quad::<true>(block, mesh, step, record, quad + 3 * THREADS, values[3], locals[3]);
+    }
+}
+
+/// Does with one quad, or with what the record's end leaves of it, what the step says. `value` is that of its [`source`],
+/// `local` the input's.
+///
+/// # Safety
+/// As [`Wire::transfer`].
+#[inline(always)]
+unsafe fn move_quad<const COMMON: bool>(
+    block: &Block,
+    mesh: &Mesh,
+    step: &Step,
+    record: &Record,
+    quad: u32,
+    mut value: Quad,
+    local: Quad,
+) {
     let (actions, bytes) = (step.actions, record.bytes);
     let params = &block.params;
     let kept = kept_at(mesh, params.reduction, record.index * (params.record_bytes / 16) + quad);
     // SAFETY: by the caller's promise.
     unsafe {
-        let mut value = if actions & RECEIVE != 0 {
-            load_quad(record.inbox, quad, bytes)
-        } else if actions & SEND_KEPT != 0 {
-            global::load_16(kept)
-        } else if actions & SEND_STORED != 0 {
-            load_quad(record.output, quad, bytes)
-        } else {
-            load_quad(record.input, quad, bytes)
-        };
+        if actions & SEND_KEPT != 0 {
+            value = global::load_16(kept);
+        }
         if actions & (REDUCE | ACCUMULATE | KEEP) != 0 {
-            let local = if actions & REDUCE != 0 { load_quad(record.input, quad, bytes) } else { [0; 4] };
             value = reduced_quad::<COMMON>(block, actions, kept, value, local);
         }
         if actions & FINISH != 0 {

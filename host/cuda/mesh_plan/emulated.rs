@@ -358,6 +358,18 @@ fn plain_all_reduces_have_the_bits_of_the_cpu() {
     }
 }
 
+/// Of which a thread moves several quads at once.
+#[test]
+fn plain_all_reduces_of_long_records() {
+    for (algorithm, dtype) in
+        [(Algorithm::Direct, Dtype::Bf16), (Algorithm::Tree, Dtype::F32), (Algorithm::Exchange, Dtype::F16)]
+    {
+        let (record_bytes, request) = (64 << 10, Request::AllReduce(ReduceOp::Avg));
+        let count = if algorithm == Algorithm::Direct { 120_003 } else { 30_003 };
+        has_the_bits_of_the_cpu(Case { dtype, record_bytes, request, ..case(algorithm, 3, count) });
+    }
+}
+
 #[test]
 fn plain_all_reduces_of_every_type_and_operation() {
     for (number, dtype) in Dtype::ALL.into_iter().enumerate() {
