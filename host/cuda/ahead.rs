@@ -1,7 +1,7 @@
 //! Keystream of a rank's exchanges, made before they begin: see `docs/adr/0009-keystream-made-ahead.md`.
 
 use ringseal_kernels::aes::RoundKeys;
-use ringseal_kernels::exchange::ExchangePads;
+use ringseal_kernels::padded::ChunkPads;
 use zeroize::Zeroizing;
 
 use super::pads::{PadChunk, PadMemory};
@@ -76,8 +76,8 @@ impl Queue for Maker {
 /// What one exchange's kernel takes. Comes back by [`Ahead::retire`].
 #[must_use]
 pub(super) struct TakenPads {
-    pub(super) seals: ExchangePads,
-    pub(super) opens: ExchangePads,
+    pub(super) seals: ChunkPads,
+    pub(super) opens: ChunkPads,
     slots: Vec<Taken>,
 }
 
@@ -167,10 +167,10 @@ impl Ahead {
     /// The keystream of the next collective, if there is any.
     pub(super) fn take(&mut self) -> Result<Option<TakenPads>> {
         let Some(sequence) = self.next else { return Ok(None) };
-        let mut taken = TakenPads { seals: ExchangePads::NONE, opens: ExchangePads::NONE, slots: Vec::new() };
+        let mut taken = TakenPads { seals: ChunkPads::NONE, opens: ChunkPads::NONE, slots: Vec::new() };
         for (side, sender) in self.maker.senders.into_iter().enumerate() {
             let (serial, slot) = self.store.take(sender, Name { sequence, step: 0 }, &mut self.maker)?;
-            let mut pads = ExchangePads { serial, misses: self.misses.pointer(), ..ExchangePads::NONE };
+            let mut pads = ChunkPads { serial, misses: self.misses.pointer(), ..ChunkPads::NONE };
             if let Some(slot) = slot {
                 let memory = &self.maker.memory;
                 pads.pads = memory.pads(slot.slot);

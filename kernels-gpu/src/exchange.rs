@@ -19,7 +19,7 @@ use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
     APART, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE, load_lanes,
 };
-use crate::padded::{HEAD_BYTES, claim_head, pad_claim, pad_name, stride_of};
+use crate::padded::{ChunkPads, claim_of_chunk};
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BYTES, Header};
 use crate::ring::{
@@ -50,27 +50,6 @@ pub struct ExchangeParams {
     pub reserved: u32,
 }
 
-/// Pads of one sender's records in one exchange: pad i lies at `pads + i * record_bytes`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ExchangePads {
-    /// Address of the pads.
-    pub pads: u64,
-    /// Address of their [`PadHead`](crate::padded::PadHead)s.
-    pub heads: u64,
-    /// How many pads there may be, from the first record on. 0 for none.
-    pub count: u32,
-    /// The serial number of the sender's key, as the heads have it.
-    pub serial: u32,
-    /// Address of a word that counts pads that were not there.
-    pub misses: u64,
-}
-
-impl ExchangePads {
-    /// No pads.
-    pub const NONE: Self = Self { pads: 0, heads: 0, count: 0, serial: 0, misses: 0 };
-}
-
 /// Parameters of a rank's part in one exchange with pads.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -78,9 +57,9 @@ pub struct PaddedExchangeParams {
     /// As without pads.
     pub exchange: ExchangeParams,
     /// Of the records that this rank seals.
-    pub seals: ExchangePads,
+    pub seals: ChunkPads,
     /// Of the records that it opens.
-    pub opens: ExchangePads,
+    pub opens: ChunkPads,
 }
 
 // Shared memory after the tables of AES.
@@ -122,7 +101,7 @@ struct Work<'a, const ROUNDS: usize, const SEAL: bool, const PADDED: bool> {
     block: &'a Block,
     tables: Tables,
     /// With `PADDED`, where to look for pads.
-    pads: &'a ExchangePads,
+    pads: &'a ChunkPads,
 }
 
 impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS, SEAL, PADDED> {
@@ -310,21 +289,14 @@ impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS,
     /// As [`Self::prepare_buffer`], for the mask and the place that says whether the pad is claimed.
     #[inline(always)]
     unsafe fn claim(&self, local: u32) -> bool {
-        let index = self.index(local);
         let mut claimed = 0;
         if thread::lane() == 0 {
-            let head = self.pads.heads + HEAD_BYTES * index as u64;
-            let claim = pad_claim(self.pads.serial, index);
-            let name = pad_name(self.block.sequence - 1, 0);
-            let stride = self.params.ring.ring.record_bytes as u64;
-            // SAFETY: the caller's; there are `count` heads.
+            let index = self.index(local);
+            let (sequence, stride) = (self.block.sequence - 1, self.params.ring.ring.record_bytes);
+            // SAFETY: the caller's.
             unsafe {
-                claimed = (index < self.pads.count
-                    && claim_head(head, claim, name, self.bytes(index), mask_at(local))
-                    && stride_of(head) == stride) as u32;
-                if claimed == 0 {
-                    global::add_u32(self.pads.misses, 1);
-                }
+                let bytes = self.bytes(index);
+                claimed = claim_of_chunk(self.pads, sequence, 0, index, bytes, stride, mask_at(local)) as u32;
                 shared::store_u32::<0>(claimed_at(local), claimed);
             }
         }
@@ -672,8 +644,8 @@ unsafe fn load_vector(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [
 #[inline(always)]
 unsafe fn exchange<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
     params: &ExchangeParams,
-    seal_pads: &ExchangePads,
-    open_pads: &ExchangePads,
+    seal_pads: &ChunkPads,
+    open_pads: &ChunkPads,
 ) {
     let both = params.sealers == 0;
     let seals = both || thread::block_index() < params.sealers;
@@ -716,7 +688,7 @@ kernel! {
     /// The sealed exchange with AES-128, for sums and averages of f32, f16 and bf16.
     fn exchange_sealed_128(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<10, true, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
+        unsafe { exchange::<10, true, false>(&params, &ChunkPads::NONE, &ChunkPads::NONE) }
     }
 }
 
@@ -726,7 +698,7 @@ kernel! {
     /// The sealed exchange with AES-256, for sums and averages of f32, f16 and bf16.
     fn exchange_sealed_256(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<14, true, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
+        unsafe { exchange::<14, true, false>(&params, &ChunkPads::NONE, &ChunkPads::NONE) }
     }
 }
 
@@ -736,7 +708,7 @@ kernel! {
     /// The sealed exchange with AES-128, for every element type and operation.
     fn exchange_sealed_any_128(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<10, false, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
+        unsafe { exchange::<10, false, false>(&params, &ChunkPads::NONE, &ChunkPads::NONE) }
     }
 }
 
@@ -746,7 +718,7 @@ kernel! {
     /// The sealed exchange with AES-256, for every element type and operation.
     fn exchange_sealed_any_256(params: ExchangeParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { exchange::<14, false, false>(&params, &ExchangePads::NONE, &ExchangePads::NONE) }
+        unsafe { exchange::<14, false, false>(&params, &ChunkPads::NONE, &ChunkPads::NONE) }
     }
 }
 

@@ -86,6 +86,27 @@ pub struct PadFillParams {
     pub reserved: u32,
 }
 
+/// Where pads of one sender's records of one chunk may be, for the persistent kernels: pad i at `pads + i * record_bytes`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ChunkPads {
+    /// Address of the pads.
+    pub pads: u64,
+    /// Address of their [`PadHead`]s.
+    pub heads: u64,
+    /// How many pads there may be, from the first record on. 0 for none.
+    pub count: u32,
+    /// The serial number of the sender's key, as the heads have it.
+    pub serial: u32,
+    /// Address of a word that counts pads that were not there.
+    pub misses: u64,
+}
+
+impl ChunkPads {
+    /// No pads.
+    pub const NONE: Self = Self { pads: 0, heads: 0, count: 0, serial: 0, misses: 0 };
+}
+
 /// One of the two sides of a step: the records that it opens, or those that it seals.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -333,14 +354,34 @@ pub(crate) unsafe fn claim_head(head: u64, claim: u64, name: u64, bytes: u32, ma
     true
 }
 
-/// Bytes from one pad to the next: [`PadHead::stride`] of the head at `head`.
+/// Claims the pad of record `record` of a chunk, of `bytes` bytes in records of `stride` bytes, that its sender seals in
+/// step `step` of collective `sequence`, counted from 0; stores the record's mask. Whether it was there. By one thread.
 ///
 /// # Safety
-/// The head is alive, and claimed by this thread.
+/// As [`claim_pad`]; the chunk's heads are alive.
 #[inline(always)]
-pub(crate) unsafe fn stride_of(head: u64) -> u64 {
-    // SAFETY: the caller's.
-    unsafe { global::load_volatile_u64(head + STRIDE) }
+#[allow(clippy::too_many_arguments, reason = "what names a record, and a place")]
+pub(crate) unsafe fn claim_of_chunk(
+    pads: &ChunkPads,
+    sequence: u64,
+    step: u32,
+    record: u32,
+    bytes: u32,
+    stride: u32,
+    mask: u32,
+) -> bool {
+    let head = pads.heads + HEAD_BYTES * record as u64;
+    let (claim, name) = (pad_claim(pads.serial, record), pad_name(sequence, step));
+    // SAFETY: the caller's; there are `count` heads.
+    unsafe {
+        let claimed = record < pads.count
+            && claim_head(head, claim, name, bytes, mask)
+            && global::load_volatile_u64(head + STRIDE) == stride as u64;
+        if !claimed && pads.misses != 0 {
+            global::add_u32(pads.misses, 1);
+        }
+        claimed
+    }
 }
 
 /// Claims the pads of record `index`, if there is such a record. By one thread.

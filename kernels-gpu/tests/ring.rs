@@ -5,11 +5,11 @@ use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use ringseal_kernels::aes::expand_key;
 use ringseal_kernels::device::emulated::{Launch, launch};
 use ringseal_kernels::exchange::{
-    EXCHANGE_SHARED, ExchangePads, ExchangeParams, PADDED_EXCHANGE_SHARED, PaddedExchangeParams,
-    exchange_padded_128, exchange_sealed_128, exchange_sealed_any_128,
+    EXCHANGE_SHARED, ExchangeParams, PADDED_EXCHANGE_SHARED, PaddedExchangeParams, exchange_padded_128,
+    exchange_sealed_128, exchange_sealed_any_128,
 };
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
-use ringseal_kernels::padded::{PAD_FILL_SHARED, PadFillParams, PadHead, pad_name, pads_fill_128};
+use ringseal_kernels::padded::{ChunkPads, PAD_FILL_SHARED, PadFillParams, PadHead, pad_name, pads_fill_128};
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{
@@ -736,8 +736,8 @@ impl Pads {
         own
     }
 
-    fn params(&self) -> ExchangePads {
-        ExchangePads {
+    fn params(&self) -> ChunkPads {
+        ChunkPads {
             pads: self.pads.address(),
             heads: self.heads.as_ptr() as u64,
             count: self.heads.len() as u32,
