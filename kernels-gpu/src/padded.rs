@@ -13,7 +13,7 @@
 //! 838 GB/s of text. A tile of 1,024 blocks leaves an SM 5,400 cycles at 700 GB/s, of which ten products take 1,300 of the
 //! tensor cores; 1,350 instructions a thread.
 
-use crate::aes::{RoundKeys, Tables, xor};
+use crate::aes::{Keys, RoundKeys, Tables, xor};
 use crate::device::{self, Quad, bits, copy_async, global, shared, thread, warp};
 use crate::gcm::{FORGED, VERIFIED};
 use crate::ghash::{
@@ -105,6 +105,26 @@ pub struct ChunkPads {
 impl ChunkPads {
     /// No pads.
     pub const NONE: Self = Self { pads: 0, heads: 0, count: 0, serial: 0, misses: 0 };
+}
+
+impl ChunkPads {
+    /// Reads an entry of a table.
+    ///
+    /// # Safety
+    /// `entry` is the device address of one, aligned to 16 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn load(entry: u64) -> Self {
+        // SAFETY: the caller's; an entry is two quads.
+        let (a, b) = unsafe { (global::load_16(entry), global::load_16(entry + 16)) };
+        let double = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        Self {
+            pads: double(a[0], a[1]),
+            heads: double(a[2], a[3]),
+            count: b[0],
+            serial: b[1],
+            misses: double(b[2], b[3]),
+        }
+    }
 }
 
 /// One of the two sides of a step: the records that it opens, or those that it seals.
@@ -419,9 +439,9 @@ unsafe fn claim_pads<const OPENS: bool, const SEALS: bool>(params: &PaddedParams
 /// # Safety
 /// The tables are filled; `pad` is writable for whole blocks.
 #[inline(always)]
-unsafe fn make_pad<const ROUNDS: usize>(
+pub(crate) unsafe fn make_pad<const ROUNDS: usize>(
     tables: Tables,
-    keys: &RoundKeys,
+    keys: impl Keys,
     header: &Header,
     pad: u64,
     bytes: u32,

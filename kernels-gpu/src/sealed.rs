@@ -8,6 +8,9 @@
 //! counts as zero blocks, with the additional data right before the text. Received bytes are loaded once: what is
 //! decrypted is what is authenticated.
 //!
+//! The `relay_padded_*` kernels take each record's keystream from pads made ahead (see [`padded`](crate::padded)); where one isn't
+//! there, the block makes it by AES in memory of its own, uses it and overwrites it.
+//!
 //! Shared-memory wavefronts for 32 blocks of each operation: 16 (rounds - 2) of look-ups, 5 for the counter's second
 //! byte, 8.8 load and store, 12 for the matrices; a record costs 32 look-ups a thread and a tag on top.
 
@@ -17,7 +20,8 @@ use crate::ghash::{
     self, Chains, GhashKey, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes,
     warp_sum,
 };
-use crate::params::{SHARED_BASE, TABLES_END};
+use crate::padded::{ChunkPads, claim_of_chunk, make_pad};
+use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Call, Header};
 use crate::ring::{
     Block, Record, RingParams, THREADS, Wire, collective, finished, load_quad, reduced, store_quad,
@@ -53,6 +57,28 @@ pub struct SealedRingParams {
     pub call: Call,
     /// Address of all ranks' [`SenderKey`]s, in the order of their numbers.
     pub senders: u64,
+}
+
+/// The pads of one step of a rank.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct StepPads {
+    /// Of the records that it opens.
+    pub opens: ChunkPads,
+    /// Of those that it seals.
+    pub seals: ChunkPads,
+}
+
+/// Parameters of a rank's part in one sealed collective with pads.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PaddedRingParams {
+    /// As without pads.
+    pub ring: SealedRingParams,
+    /// Address of a [`StepPads`] for each step of the table.
+    pub pads: u64,
+    /// Memory for pads that are not there: two records for each block. Zeros, before and after.
+    pub scratch: u64,
 }
 
 /// A key in device memory, for those who open with several; secret.
@@ -119,10 +145,22 @@ const SENDER_ROUND_KEYS: u32 = ASSOCIATED + THREADS / 32 * 2 * AAD_BYTES;
 /// Dynamic shared memory of the sealed kernels.
 pub const SEALED_SHARED: u32 = SENDER_ROUND_KEYS + SHARED_KEYS_BYTES - SHARED_BASE;
 
-/// Records sealed by AES-GCM (NIST SP 800-38D). With `ANY_SENDER` the opening key follows the records' sender.
+/// Where the record's pads lie, of the kernels with pads, and which of them are claimed.
+const PADS: u32 = SENDER_ROUND_KEYS + SHARED_KEYS_BYTES;
+const CLAIMED_IN: u32 = PADS + 16;
+const CLAIMED_OUT: u32 = CLAIMED_IN + 4;
+/// Dynamic shared memory of the kernels with pads.
+pub const PADDED_RING_SHARED: u32 = PADS + 32 - SHARED_BASE;
+const _: () = assert!(SHARED_BASE + PADDED_RING_SHARED <= SHARED_END_SM_90);
+
+/// Records sealed by AES-GCM (NIST SP 800-38D). With `ANY_SENDER` the opening key follows the records' sender; with `PADDED`
+/// keystream comes from pads.
 #[derive(Clone, Copy)]
-struct Sealed<'a, K, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> {
+struct Sealed<'a, K, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool> {
     params: &'a SealedRingParams,
+    /// [`PaddedRingParams::pads`] and [`PaddedRingParams::scratch`].
+    pads: u64,
+    scratch: u64,
     tables: Tables,
     /// Round keys to open with.
     opener: K,
@@ -260,8 +298,8 @@ pub(crate) unsafe fn tag(parts: u32, mask: u32) -> Quad {
     xor([a.swap_bytes(), b.swap_bytes(), c.swap_bytes(), d.swap_bytes()], mask)
 }
 
-impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
-    Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER>
+impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool>
+    Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER, PADDED>
 {
     /// Makes the key of `sender` the one that opens. A barrier.
     ///
@@ -296,6 +334,118 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         unsafe { warp::shuffle(shared::load_u32::<0>(SENDER), 0) }
     }
 
+    /// This block's memory for a pad that is missing, the opening side's or the sealing side's.
+    #[inline(always)]
+    fn scratch(&self, side: u64) -> u64 {
+        self.scratch + (2 * thread::block_index() as u64 + side) * self.params.ring.record_bytes as u64
+    }
+
+    /// Claims the record's pads, or makes them. Ends with a barrier.
+    ///
+    /// # Safety
+    /// All threads of the block, which have passed a barrier since they last used a record's pads and masks; the tables are
+    /// filled, and the opener's keys are the sender's.
+    #[inline(always)]
+    unsafe fn claim_pads(
+        &self,
+        step: &Step,
+        record: &Record,
+        [header_in, header_out]: [&Header; 2],
+        masks: u32,
+    ) {
+        let opens = step.actions & RECEIVE != 0;
+        let seals = step.actions & (SEND | FORWARD) == SEND;
+        let ring = &self.params.ring;
+        let start = record.index as u64 * ring.record_bytes as u64;
+        // Each side by a warp of its own, so that neither waits for the other.
+        let (warp, lane) = (thread::warp(), thread::lane());
+        if lane == 0 && (opens && warp == 1 || seals && warp == 2) {
+            let side = (warp - 1) as u64;
+            let header = if warp == 1 { header_in } else { header_out };
+            // SAFETY: the caller's; the table has an entry for the step, whose number is that of what it sends.
+            unsafe {
+                let entry = self.pads
+                    + step.sends as u64 * size_of::<StepPads>() as u64
+                    + side * size_of::<ChunkPads>() as u64;
+                let pads = ChunkPads::load(entry);
+                let (index, stride) = (record.index, ring.record_bytes);
+                let mask = masks + 16 * side as u32;
+                let claimed =
+                    claim_of_chunk(&pads, header.sequence, header.step, index, record.bytes, stride, mask);
+                let pad = if claimed { pads.pads + start } else { self.scratch(side) };
+                shared::store_u32::<PADS>(8 * side as u32, pad as u32);
+                shared::store_u32::<PADS>(8 * side as u32 + 4, (pad >> 32) as u32);
+                shared::store_u32::<CLAIMED_IN>(4 * side as u32, claimed as u32);
+            }
+        }
+        device::sync_threads();
+        // SAFETY: the caller's; the scratch memory is this block's.
+        unsafe {
+            if opens && Self::missing(0) {
+                self.make_missing(self.opener, header_in, 0, record.bytes, masks);
+            }
+            if seals && Self::missing(1) {
+                self.make_missing(&self.params.own.round_keys, header_out, 1, record.bytes, masks + 16);
+            }
+        }
+    }
+
+    /// Whether the record's pad of a side was not claimed.
+    ///
+    /// # Safety
+    /// [`Self::claim_pads`] stored it, before a barrier.
+    #[inline(always)]
+    unsafe fn missing(side: u32) -> bool {
+        // From one lane, so that the compiler sees that it is uniform.
+        // SAFETY: the caller's.
+        unsafe { warp::shuffle(shared::load_u32::<CLAIMED_IN>(4 * side), 0) == 0 }
+    }
+
+    /// Makes a pad that is missing, and its record's mask. A barrier.
+    ///
+    /// # Safety
+    /// As [`Self::claim_pads`].
+    #[inline(always)]
+    unsafe fn make_missing(&self, keys: impl Keys, header: &Header, side: u64, bytes: u32, mask: u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            make_pad::<ROUNDS>(self.tables, keys, header, self.scratch(side), bytes);
+            if thread::warp() == 0 {
+                self.store_mask(keys, header, mask);
+            }
+        }
+        device::sync_threads();
+    }
+
+    /// Where the record's keystream of a side begins. Loaded each time: kept, the addresses would take four registers.
+    ///
+    /// # Safety
+    /// As [`Self::missing`].
+    #[inline(always)]
+    unsafe fn pad(side: u32) -> u64 {
+        // SAFETY: the caller's.
+        unsafe {
+            let [in_low, in_high, out_low, out_high] = shared::load_16::<PADS>(0);
+            let (low, high) = if side == 0 { (in_low, in_high) } else { (out_low, out_high) };
+            low as u64 | (high as u64) << 32
+        }
+    }
+
+    /// Overwrites what this block made of the record's pads.
+    ///
+    /// # Safety
+    /// All threads of the block, which have passed a barrier since they last read it.
+    #[inline(always)]
+    unsafe fn wipe_missing(&self, side: u64, bytes: u32) {
+        let scratch = self.scratch(side);
+        let mut at = 16 * thread::index();
+        while at < bytes {
+            // SAFETY: the block's scratch memory.
+            unsafe { global::store_16(scratch + at as u64, [0; 4]) };
+            at += 16 * THREADS;
+        }
+    }
+
     /// Stores this thread's word of `chains` for the tag.
     ///
     /// # Safety
@@ -322,8 +472,8 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
     }
 }
 
-impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> Wire
-    for Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER>
+impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool> Wire
+    for Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER, PADDED>
 {
     const SEALED: bool = true;
     const VERDICT: u32 = VERDICT;
@@ -355,8 +505,10 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
         let blocks = bytes.div_ceil(16);
         let tiles = blocks.div_ceil(TILE);
         let pad = tiles * TILE - blocks;
-        let first = block_of(thread::index(), 0) as i32 - pad as i32;
-        let before = block_of(thread::index(), 1) as i32 - TILE as i32 - pad as i32;
+        // With pads opaque: what is made of it once for all records would take registers of the loop's.
+        let index = if PADDED { bits::opaque(thread::index()) } else { thread::index() };
+        let first = block_of(index, 0) as i32 - pad as i32;
+        let before = block_of(index, 1) as i32 - TILE as i32 - pad as i32;
 
         if ANY_SENDER && opens && step.sealed_by != Self::sender() {
             // SAFETY: the latest record ended with barriers, as this one will; all threads are here.
@@ -366,19 +518,23 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
         self.turn ^= 1;
         // SAFETY: these places were last read before the latest barrier; each is one warp's.
         unsafe {
-            if opens && thread::warp() == 1 {
-                self.store_mask(opener, &header_in, tags + MASKS);
-            }
-            if seals && thread::warp() == 2 {
-                self.store_mask(own, &header, tags + MASKS + 16);
+            if PADDED {
+                self.claim_pads(step, record, [&header_in, &header], tags + MASKS);
+            } else {
+                if opens && thread::warp() == 1 {
+                    self.store_mask(opener, &header_in, tags + MASKS);
+                }
+                if seals && thread::warp() == 2 {
+                    self.store_mask(own, &header, tags + MASKS + 16);
+                }
             }
         }
         let mut stream_in = Stream { prefix: Prefix::default(), low: [0; 4] };
         let mut stream_out = stream_in;
-        if opens {
+        if opens && !PADDED {
             stream_in = Stream::<ROUNDS>::new(tables, opener, &header_in, first);
         }
-        if seals {
+        if seals && !PADDED {
             stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
         }
 
@@ -442,8 +598,15 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
             let busy = warp::ballot(places[1] >= 0) != 0;
             let whole_tile = whole(tile);
             let mut values = next;
+            // With pads under way before the products, as the rest is.
+            let mut key_stream_out = [[0; 4]; 2];
             if opens {
                 let received = values;
+                let mut key_stream = [[0; 4]; 2];
+                if PADDED {
+                    // SAFETY: the record's pad is made; places in it, or none.
+                    key_stream = unsafe { load_received(Self::pad(0), places, bytes, whole_tile) };
+                }
                 let mut local = [[0; 4]; 2];
                 if actions & REDUCE != 0 {
                     // SAFETY: places in the record, or none.
@@ -459,8 +622,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                     // SAFETY: places in the record, or none.
                     unsafe { store_sent(outbox(), places, bytes, whole_tile, received) };
                 }
-                let mut key_stream = [[0; 4]; 2];
-                if busy {
+                if !PADDED && busy {
                     key_stream = stream_in.key_stream(tables, opener, at);
                 }
                 values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
@@ -472,6 +634,10 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                     ];
                 }
             }
+            if PADDED && seals {
+                // SAFETY: as above.
+                key_stream_out = unsafe { load_received(Self::pad(1), places, bytes, whole_tile) };
+            }
             next = load(at + TILE as i32, whole(tile + 1));
             if actions & FINISH != 0 {
                 values = [finished::<COMMON>(block, values[0]), finished::<COMMON>(block, values[1])];
@@ -481,11 +647,10 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                 unsafe { store_local(output(), places, bytes, whole_tile, values) };
             }
             if seals {
-                let mut key_stream = [[0; 4]; 2];
-                if busy {
-                    key_stream = stream_out.key_stream(tables, own, at);
+                if !PADDED && busy {
+                    key_stream_out = stream_out.key_stream(tables, own, at);
                 }
-                let mut sent = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
+                let mut sent = [xor(values[0], key_stream_out[0]), xor(values[1], key_stream_out[1])];
                 if !whole_tile {
                     sent = [inside(sent[0], places[0], bytes), inside(sent[1], places[1], bytes)];
                 }
@@ -508,6 +673,14 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                 Self::store_last(&mut chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
             }
             device::sync_threads();
+            if PADDED {
+                if opens && Self::missing(0) {
+                    self.wipe_missing(0, bytes);
+                }
+                if seals && Self::missing(1) {
+                    self.wipe_missing(1, bytes);
+                }
+            }
             let (warp, part) = (thread::warp(), thread::warp() % 4);
             if opens && warp < 4 {
                 store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
@@ -629,8 +802,10 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
         (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
     };
     device::sync_threads();
-    let wire = Sealed::<_, ROUNDS, COMMON, false> {
+    let wire = Sealed::<_, ROUNDS, COMMON, false, false> {
         params,
+        pads: 0,
+        scratch: 0,
         tables,
         opener: &params.predecessor.round_keys,
         own_matrices,
@@ -646,7 +821,11 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
+unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
+    params: &SealedRingParams,
+    pads: u64,
+    scratch: u64,
+) {
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
     let own = unsafe { Matrices::fetch(params.own.ghash_key) };
     let tables = Tables::fill::<THREADS>();
@@ -655,8 +834,10 @@ unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool>(params: &Se
         load_lanes(params.own.ghash_key, OWN_LANES);
         Matrices::store(own, OWN_MATRICES)
     };
-    let wire = Sealed::<_, ROUNDS, COMMON, true> {
+    let wire = Sealed::<_, ROUNDS, COMMON, true, PADDED> {
         params,
+        pads,
+        scratch,
         tables,
         opener: SharedKeys(SENDER_ROUND_KEYS),
         own_matrices,
@@ -719,7 +900,7 @@ kernel! {
     /// As `ring_sealed_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<10, true>(&params) }
+        unsafe { sealed_any_sender::<10, true, false>(&params, 0, 0) }
     }
 }
 
@@ -729,7 +910,7 @@ kernel! {
     /// As `ring_sealed_any_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<10, false>(&params) }
+        unsafe { sealed_any_sender::<10, false, false>(&params, 0, 0) }
     }
 }
 
@@ -739,7 +920,7 @@ kernel! {
     /// As `ring_sealed_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<14, true>(&params) }
+        unsafe { sealed_any_sender::<14, true, false>(&params, 0, 0) }
     }
 }
 
@@ -749,6 +930,26 @@ kernel! {
     /// As `ring_sealed_any_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<14, false>(&params) }
+        unsafe { sealed_any_sender::<14, false, false>(&params, 0, 0) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = PADDED_RING_SHARED,
+    /// As `relay_sealed_128`, with keystream that was made ahead where it was.
+    fn relay_padded_128(params: PaddedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<10, true, true>(&params.ring, params.pads, params.scratch) }
+    }
+}
+
+kernel! {
+    threads = 512,
+    shared = PADDED_RING_SHARED,
+    /// As `relay_sealed_256`, with keystream that was made ahead where it was.
+    fn relay_padded_256(params: PaddedRingParams) {
+        // SAFETY: by the launcher's promise.
+        unsafe { sealed_any_sender::<14, true, true>(&params.ring, params.pads, params.scratch) }
     }
 }
