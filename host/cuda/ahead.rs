@@ -1,19 +1,22 @@
-//! Keystream of a rank's exchanges, made before they begin: see `docs/adr/0009-keystream-made-ahead.md`.
+//! Keystream of a rank's collectives, made before they begin: see `docs/adr/0009-keystream-made-ahead.md`.
+
+use std::collections::BTreeMap;
 
 use ringseal_kernels::aes::RoundKeys;
 use ringseal_kernels::padded::ChunkPads;
 use zeroize::Zeroizing;
 
 use super::pads::{PadChunk, PadMemory};
-use super::ring_keys::PresentKeys;
 use super::{DeviceBuffer, Module, Stream};
 use crate::channel::{KeyLength, MAX_SEQUENCE};
 use crate::keystream::{Name, Queue, Store, Taken};
 use crate::{Error, Result};
 
-/// How much keystream of exchanges to come a rank keeps, and what may make it.
+/// How much keystream of all-reduces to come a rank keeps, and what may make it.
 ///
-/// A collective has twice its vector's bytes of keystream on each rank: what it seals and what it opens.
+/// An all-reduce of a vector of S bytes has 2 S of keystream on each rank by [`Exchange`](crate::collective::Algorithm), and
+/// of n ranks about 3 S by [`RelayRing`](crate::collective::Algorithm) and 4 S by [`Ring`](crate::collective::Algorithm):
+/// what the rank seals and what it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeystreamAhead {
     /// Collectives whose keystream is kept at once, at least 1.
@@ -35,7 +38,18 @@ impl KeystreamAhead {
     }
 }
 
-/// A rank's keystream of exchanges to come.
+/// A chunk of a collective that a rank seals or opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Side {
+    /// The rank that seals it.
+    pub(super) sender: u32,
+    /// That rank's step.
+    pub(super) step: u32,
+    /// Its length.
+    pub(super) bytes: usize,
+}
+
+/// A rank's keystream of collectives to come.
 pub(super) struct Ahead {
     store: Store,
     maker: Maker,
@@ -49,23 +63,21 @@ pub(super) struct Ahead {
 /// The memory with the keys, that does what the store tells.
 struct Maker {
     memory: PadMemory,
-    /// This rank, and its peer.
-    senders: [u32; 2],
-    round_keys: [Zeroizing<RoundKeys>; 2],
+    round_keys: BTreeMap<u32, Zeroizing<RoundKeys>>,
     bits: usize,
-    /// Of the vector that keystream is made for.
+    /// Of the collective that keystream is made for.
     record_bytes: u32,
 }
 
 impl Queue for Maker {
     fn make(&mut self, slot: usize, sender: u32, serial: u32, name: Name, bytes: u64) -> Result<()> {
-        let round_keys = &self.round_keys[usize::from(sender != self.senders[0])];
-        self.memory.make(
-            slot,
-            round_keys,
-            self.bits,
-            &PadChunk { serial, name, bytes, record_bytes: self.record_bytes },
-        )
+        let Some(round_keys) = self.round_keys.get(&sender) else {
+            return Err(Error::InvalidArgument(format!(
+                "no keystream of rank {sender}: it seals nothing here"
+            )));
+        };
+        let chunk = PadChunk { serial, name, bytes, record_bytes: self.record_bytes };
+        self.memory.make(slot, round_keys, self.bits, &chunk)
     }
 
     fn wipe(&mut self, slot: usize) -> Result<()> {
@@ -73,19 +85,12 @@ impl Queue for Maker {
     }
 }
 
-/// What one exchange's kernel takes. Comes back by [`Ahead::retire`].
+/// What one collective's kernel takes. Comes back by [`Ahead::retire`].
 #[must_use]
 pub(super) struct TakenPads {
-    pub(super) seals: ChunkPads,
-    pub(super) opens: ChunkPads,
+    /// Of each of the sides that were asked for.
+    pub(super) pads: Vec<ChunkPads>,
     slots: Vec<Taken>,
-}
-
-impl TakenPads {
-    /// Whether there is keystream of either side.
-    pub(super) fn any(&self) -> bool {
-        !self.slots.is_empty()
-    }
 }
 
 impl std::fmt::Debug for Ahead {
@@ -95,39 +100,38 @@ impl std::fmt::Debug for Ahead {
 }
 
 impl Ahead {
-    /// For rank `rank` of two, whose records have `record_bytes` bytes or more. Nothing is made before
-    /// [`begin`](Self::begin).
+    /// For collectives of which each has up to `sides` chunks of up to `chunk_bytes` bytes that a rank seals or opens, in
+    /// records of `record_bytes` bytes or more. Nothing is made before [`begin`](Self::begin).
     pub(super) fn new(
         module: &Module,
-        rank: usize,
         length: KeyLength,
+        sides: usize,
+        chunk_bytes: usize,
         record_bytes: u32,
         options: &KeystreamAhead,
     ) -> Result<Self> {
-        let slots = options.collectives.checked_mul(2).ok_or_else(|| {
+        let slots = options.collectives.checked_mul(sides).ok_or_else(|| {
             Error::InvalidArgument(format!("keystream ahead of {} collectives", options.collectives))
         })?;
-        let memory =
-            PadMemory::new(module, slots, options.bytes.next_multiple_of(16), record_bytes, options.makers)?;
+        let slot_bytes = chunk_bytes.next_multiple_of(16);
+        let memory = PadMemory::new(module, slots, slot_bytes, record_bytes, options.makers)?;
         let mut misses = DeviceBuffer::new(module.device(), 4)?;
         misses.fill(0, &memory.stream)?;
         memory.stream.synchronize()?;
-        let none = || Zeroizing::new([0; 60]);
         let bits = match length {
             KeyLength::Aes128 => 128,
             KeyLength::Aes256 => 256,
         };
-        let senders = [rank as u32, 1 - rank as u32];
         Ok(Self {
             store: Store::new(slots),
-            maker: Maker { memory, senders, round_keys: [none(), none()], bits, record_bytes },
+            maker: Maker { memory, round_keys: BTreeMap::new(), bits, record_bytes },
             misses,
             next: None,
         })
     }
 
-    /// Begins a session with its first keys: whatever was made before is wiped.
-    pub(super) fn begin(&mut self, keys: &PresentKeys) -> Result<()> {
+    /// Begins a session with its first keys, by sender: whatever was made before is wiped.
+    pub(super) fn begin(&mut self, keys: Vec<(u32, Zeroizing<RoundKeys>)>) -> Result<()> {
         self.next = None;
         self.store.abort(&mut self.maker)?;
         self.enter_epoch(keys)?;
@@ -136,25 +140,23 @@ impl Ahead {
     }
 
     /// Goes on to other keys: keystream of those before is wiped.
-    pub(super) fn enter_epoch(&mut self, keys: &PresentKeys) -> Result<()> {
-        for sender in self.maker.senders {
+    pub(super) fn enter_epoch(&mut self, keys: Vec<(u32, Zeroizing<RoundKeys>)>) -> Result<()> {
+        for (sender, round_keys) in keys {
             self.store.install(sender, &mut self.maker)?;
+            self.maker.round_keys.insert(sender, round_keys);
         }
-        let [own, peer] = &mut self.maker.round_keys;
-        own.copy_from_slice(&keys.own.round_keys);
-        peer.copy_from_slice(&keys.predecessor.round_keys);
         Ok(())
     }
 
-    /// Has keystream made for the next collectives, of which each gives the bytes of its vector and of a record. Doesn't
-    /// wait. Of how many there is keystream, or will be.
-    pub(super) fn make(&mut self, vectors: impl Iterator<Item = (usize, u32)>) -> Result<usize> {
+    /// Has keystream made for the next collectives, of which each gives its sides, in the order of each sender's steps, and the
+    /// bytes of a record. Doesn't wait. Of how many there is keystream, or will be.
+    pub(super) fn make(&mut self, collectives: impl Iterator<Item = (Vec<Side>, u32)>) -> Result<usize> {
         let Some(next) = self.next else { return Ok(0) };
         let mut made = 0;
-        for (sequence, (bytes, record_bytes)) in (next..MAX_SEQUENCE).zip(vectors) {
+        for (sequence, (sides, record_bytes)) in (next..MAX_SEQUENCE).zip(collectives) {
             self.maker.record_bytes = record_bytes;
-            for sender in self.maker.senders {
-                let name = Name { sequence, step: 0 };
+            for Side { sender, step, bytes } in sides {
+                let name = Name { sequence, step };
                 if bytes > 0 && !self.store.prepare(sender, name, bytes as u64, &mut self.maker)? {
                     return Ok(made);
                 }
@@ -164,12 +166,19 @@ impl Ahead {
         Ok(made)
     }
 
-    /// The keystream of the next collective, if there is any.
-    pub(super) fn take(&mut self) -> Result<Option<TakenPads>> {
+    /// The keystream of the next collective's sides, if there is any.
+    pub(super) fn take(&mut self, sides: &[Side]) -> Result<Option<TakenPads>> {
         let Some(sequence) = self.next else { return Ok(None) };
-        let mut taken = TakenPads { seals: ChunkPads::NONE, opens: ChunkPads::NONE, slots: Vec::new() };
-        for (side, sender) in self.maker.senders.into_iter().enumerate() {
-            let (serial, slot) = self.store.take(sender, Name { sequence, step: 0 }, &mut self.maker)?;
+        let mut taken = TakenPads { pads: Vec::with_capacity(sides.len()), slots: Vec::new() };
+        let mut outcome = Ok(());
+        for &Side { sender, step, .. } in sides {
+            let (serial, slot) = match self.store.take(sender, Name { sequence, step }, &mut self.maker) {
+                Ok(found) => found,
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            };
             let mut pads = ChunkPads { serial, misses: self.misses.pointer(), ..ChunkPads::NONE };
             if let Some(slot) = slot {
                 let memory = &self.maker.memory;
@@ -178,23 +187,26 @@ impl Ahead {
                 pads.count = memory.slot_records();
                 taken.slots.push(slot);
             }
-            *if side == 0 { &mut taken.seals } else { &mut taken.opens } = pads;
+            taken.pads.push(pads);
+        }
+        if outcome.is_err() || taken.slots.is_empty() {
+            self.give_back(taken)?;
+            return outcome.map(|()| None);
         }
         Ok(Some(taken))
     }
 
     /// Wipes what a kernel on `stream` has used, once it has ended.
     pub(super) fn retire(&mut self, taken: TakenPads, stream: &Stream) -> Result<()> {
-        if !taken.any() {
-            return Ok(());
-        }
         // Keystream that can't be waited for is never used again.
         let end = stream.record()?;
         self.maker.memory.stream.wait(&end)?;
-        for slot in taken.slots {
-            self.store.retire(slot, &mut self.maker)?;
-        }
-        Ok(())
+        self.give_back(taken)
+    }
+
+    /// Wipes what nothing uses any more.
+    fn give_back(&mut self, taken: TakenPads) -> Result<()> {
+        taken.slots.into_iter().try_for_each(|slot| self.store.retire(slot, &mut self.maker))
     }
 
     /// Counts a collective.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::ahead::Ahead;
 use super::ipc::{HANDLE_BYTES, Imported, export};
 use super::rank::{GpuRank, Mailbox, Remote, check, shared_blocks};
 use super::{Device, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
@@ -255,6 +256,31 @@ impl GpuCommunicator {
         let ready = self.rank.prepare(request, count, dtype)?;
         // SAFETY: by the caller's promise.
         unsafe { self.rank.launch(ready, buffers, stream) }
+    }
+
+    /// Has keystream made for the next collectives, all-reduces of `bytes` bytes each: as
+    /// [`GpuGroup::make_keystream`](super::GpuGroup::make_keystream). A rank may do so whatever the others do.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
+        self.rank.make_keystream(bytes)
+    }
+
+    /// Waits until all keystream that was asked for is made, and all that was used is wiped.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn wait_for_keystream(&self) -> Result<()> {
+        self.rank.keystream().map_or(Ok(()), Ahead::synchronize)
+    }
+
+    /// Records so far whose keystream was not there, modulo 2^32. Wait for the stream first.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn keystream_misses(&self) -> Result<u32> {
+        self.rank.keystream().map_or(Ok(0), Ahead::misses)
     }
 
     /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.

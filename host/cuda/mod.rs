@@ -40,6 +40,7 @@ mod nccl_link;
 mod nodes;
 mod pads;
 mod rank;
+mod rank_keystream;
 mod ring;
 mod ring_keys;
 mod ring_plan;

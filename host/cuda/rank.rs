@@ -5,10 +5,7 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use ringseal_kernels::exchange::{
-    EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED, PADDED_EXCHANGE_SHARED,
-    PaddedExchangeParams,
-};
+use ringseal_kernels::exchange::{EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED};
 use ringseal_kernels::mesh::{Mesh, MeshParams, Outbox, failed_parts, scratch_bytes, started_at};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
@@ -18,8 +15,9 @@ use ringseal_kernels::sealed_mesh::{SEALED_MESH_SHARED, SealedMeshParams};
 use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
-use super::ahead::{Ahead, TakenPads};
+use super::ahead::{Ahead, KeystreamAhead};
 use super::mesh_plan::Destination;
+use super::rank_keystream::{Longest, RankKeystream, Taken, sides};
 use super::ring_keys::{PresentKeys, RankKeys};
 use super::ring_plan::{Part, Plan};
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
@@ -104,30 +102,13 @@ struct SealedExchange {
     any: Kernel,
     /// How far the rank's sealing blocks have come, a word each.
     sealed: DeviceBuffer,
-    /// Keystream made ahead, and the kernel that takes it, for the common reductions.
-    ahead: Option<(Ahead, Kernel)>,
 }
 
 impl SealedExchange {
-    fn new(
-        module: &Module,
-        rank: usize,
-        length: KeyLength,
-        blocks: u32,
-        options: &GpuOptions,
-        stream: &Stream,
-    ) -> Result<Self> {
-        let (common, any, padded) = match length {
-            KeyLength::Aes128 => ("exchange_sealed_128", "exchange_sealed_any_128", "exchange_padded_128"),
-            KeyLength::Aes256 => ("exchange_sealed_256", "exchange_sealed_any_256", "exchange_padded_256"),
-        };
-        let ahead = match &options.keystream {
-            None => None,
-            Some(keystream) => {
-                let shortest = options.record_bytes.unwrap_or(SHORTEST_RECORD) as u32;
-                let ahead = Ahead::new(module, rank, length, shortest, keystream)?;
-                Some((ahead, module.kernel(padded, PADDED_EXCHANGE_SHARED)?))
-            }
+    fn new(module: &Module, length: KeyLength, blocks: u32, stream: &Stream) -> Result<Self> {
+        let (common, any) = match length {
+            KeyLength::Aes128 => ("exchange_sealed_128", "exchange_sealed_any_128"),
+            KeyLength::Aes256 => ("exchange_sealed_256", "exchange_sealed_any_256"),
         };
         let mut sealed = DeviceBuffer::new(module.device(), 8 * blocks as usize)?;
         sealed.fill(0, stream)?;
@@ -135,7 +116,6 @@ impl SealedExchange {
             common: module.kernel(common, EXCHANGE_SHARED)?,
             any: module.kernel(any, EXCHANGE_SHARED)?,
             sealed,
-            ahead,
         })
     }
 }
@@ -168,6 +148,8 @@ pub(super) struct GpuRank {
     blocks: u32,
     /// For a sealed exchange.
     exchange: Option<SealedExchange>,
+    /// Made ahead of time.
+    keystream: Option<RankKeystream>,
     /// Its [`RankState`], which no other rank reaches.
     state: DeviceBuffer,
     notice: DeviceBuffer,
@@ -222,12 +204,15 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     }
     if let Some(keystream) = &options.keystream {
         keystream.check()?;
-        if options.crypto == Crypto::None
-            || options.algorithm != Algorithm::Exchange
-            || ranks != 2
-            || options.launch == LaunchForm::PerStep
-        {
-            let what = "keystream ahead of time but in the sealed exchange of two ranks".into();
+        let kernels = match options.algorithm {
+            Algorithm::Ring | Algorithm::RelayRing => ranks > 1,
+            Algorithm::Exchange => ranks == 2,
+            Algorithm::Direct | Algorithm::Tree => false,
+        };
+        if options.crypto == Crypto::None || !kernels || options.launch == LaunchForm::PerStep {
+            let what =
+                "keystream ahead of time but in sealed rings, and exchanges of two ranks, of one launch"
+                    .into();
             return Err(Error::Unsupported { backend: "cuda", what });
         }
     }
@@ -323,7 +308,15 @@ impl GpuRank {
                     && ranks == 2
                     && options.launch != LaunchForm::PerStep =>
             {
-                Some(SealedExchange::new(module, rank, length, blocks, options, &stream)?)
+                Some(SealedExchange::new(module, length, blocks, &stream)?)
+            }
+            _ => None,
+        };
+        let keystream = match (options.crypto, &options.keystream) {
+            (Crypto::Gcm(length), Some(keystream)) => {
+                let exchange = exchange.is_some();
+                let longest = longest_with_keystream(options, ranks, blocks, exchange, keystream);
+                Some(RankKeystream::new(module, length, &longest, keystream)?)
             }
             _ => None,
         };
@@ -355,6 +348,7 @@ impl GpuRank {
             module: module.clone(),
             blocks,
             exchange,
+            keystream,
             notice: shared_zeros(started_at(ranks as u32))?,
             notices: DeviceBuffer::new(device, 8 * ranks)?,
             inbox: shared_zeros(2 * inbox_half)?,
@@ -416,10 +410,8 @@ impl GpuRank {
             }
         }
         self.stream.synchronize()?;
-        if let (Some(keys), Some((ahead, _))) =
-            (&self.keys, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()))
-        {
-            ahead.begin(&keys.present())?;
+        if let (Some(keys), Some(keystream)) = (&self.keys, &mut self.keystream) {
+            keystream.ahead.begin(keys.round_keys()?)?;
         }
         self.poisoned = false;
         Ok(())
@@ -472,18 +464,10 @@ impl GpuRank {
             )));
         }
         let chunk = plan.longest_chunk();
-        let record_bytes = match (self.options.record_bytes, self.exchange_for(&plan)) {
-            (None, Some(_)) => exchanged_record_bytes(chunk, self.blocks),
-            _ => record_bytes(&self.options, chunk, self.blocks),
-        };
+        let record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
         let records = records_of(chunk, record_bytes);
         self.prepare_steps(plan, chunk, records)?;
         Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
-    }
-
-    /// What does the collective in place of the ring's kernels, if anything.
-    fn exchange_for(&self, plan: &Plan) -> Option<&SealedExchange> {
-        self.exchange.as_ref().filter(|_| plan.collective == Collective::AllReduce)
     }
 
     /// Lowers the schedule, once. Its chunks have at most `chunk` bytes and `records` records.
@@ -541,8 +525,8 @@ impl GpuRank {
         if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
             self.entered = keys.reserve(calls)?;
         }
-        let pads = match self.take_keystream(self.entered, is_common(reduction), &plan, stream) {
-            Ok(pads) => pads,
+        let keystream = match self.take_keystream(is_common(reduction), &plan, part, stream) {
+            Ok(keystream) => keystream,
             Err(error) => {
                 self.poisoned = true;
                 return Err(error);
@@ -595,12 +579,11 @@ impl GpuRank {
             reserved: 0,
         });
         let blocks = self.blocks.min(records.max(1) as u32);
-        let (common, any) = match self.exchange_for(&plan) {
-            Some(exchange) => (&exchange.common, &exchange.any),
-            None => (&self.common, &self.any),
-        };
-        let kernel = if is_common(reduction) { common } else { any };
         let launch = Launch { blocks, threads: THREADS };
+        let common = is_common(reduction);
+        let session_call =
+            |keys: &RankKeys| call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
+        let kernel = self.kernel(common);
         let result = match (&self.keys, mesh) {
             // SAFETY: the ring's plain kernels take `RingParams`, the mesh's `MeshParams`; the rank's buffers live as long as
             // it, and the mailboxes were promised to; the caller answers for the others.
@@ -610,30 +593,24 @@ impl GpuRank {
                 kernel.launch(launch, stream, &MeshParams { ring: params, mesh })
             },
             (Some(keys), Some(mesh)) => {
-                let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
-                let params = SealedMeshParams { ring: params, mesh, call, senders: keys.senders() };
+                let (call, senders) = (session_call(keys), keys.senders());
+                let params = SealedMeshParams { ring: params, mesh, call, senders };
                 // SAFETY: as above, and the mesh's sealed kernels take `SealedMeshParams`.
                 unsafe { kernel.launch(launch, stream, &params) }
             }
             (Some(keys), None) => {
-                let present = keys.present();
-                let PresentKeys { own, predecessor, senders } = present;
-                let call = call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
+                let PresentKeys { own, predecessor, senders } = keys.present();
+                let call = session_call(keys);
                 let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
-                let result = match self.exchange_for(&plan) {
-                    // SAFETY: as above, and the sealed kernels take `SealedRingParams`.
-                    None => unsafe { kernel.launch(launch, stream, &params) },
-                    // SAFETY: as above.
-                    Some(exchange) => unsafe {
-                        self.launch_exchange(exchange, kernel, &params, &plan, pads.as_ref(), stream)
-                    },
-                };
+                // SAFETY: as above.
+                let result =
+                    unsafe { self.launch_sealed(&params, common, &plan, keystream.as_ref(), launch, stream) };
                 params.own.round_keys.zeroize();
                 params.predecessor.round_keys.zeroize();
                 result
             }
         };
-        let result = result.and(self.retire_keystream(pads, stream));
+        let result = result.and(self.retire_keystream(keystream, stream));
         let result = match &mut self.keys {
             Some(keys) if self.entered && part.is_last() => {
                 self.entered = false;
@@ -645,71 +622,85 @@ impl GpuRank {
         result
     }
 
-    /// Queues the kernel of an exchange: `kernel`, or the one that takes keystream.
+    /// The kernel for the reductions of most gradients, or for all, without an exchange of its own.
+    fn kernel(&self, common: bool) -> &Kernel {
+        if common { &self.common } else { &self.any }
+    }
+
+    /// Queues a sealed collective's kernel: the one that takes keystream, where there is any.
     ///
     /// # Safety
     /// As [`Self::launch`]; the parameters are the rank's.
-    unsafe fn launch_exchange(
-        &self,
-        exchange: &SealedExchange,
-        kernel: &Kernel,
+    unsafe fn launch_sealed(
+        &mut self,
         ring: &SealedRingParams,
+        common: bool,
         plan: &Plan,
-        pads: Option<&TakenPads>,
+        taken: Option<&Taken>,
+        launch: Launch,
         stream: &Stream,
     ) -> Result<()> {
+        let Some(exchange) = self.exchange.as_ref().filter(|_| plan.collective == Collective::AllReduce)
+        else {
+            return match (taken, &mut self.keystream) {
+                // SAFETY: the caller's.
+                (Some(taken), Some(keystream)) => unsafe {
+                    keystream.launch_ring(taken, ring, launch, stream)
+                },
+                // SAFETY: the caller's; the sealed kernels take `SealedRingParams`.
+                _ => unsafe { self.kernel(common).launch(launch, stream, ring) },
+            };
+        };
         let most = ring.ring.records.max(1);
         let sealers = sealing_blocks(plan.bytes, self.blocks);
         let (openers, sealers) = ((self.blocks - sealers).min(most), sealers.min(most));
-        let launch = Launch { blocks: sealers + openers, threads: THREADS };
+        let launch = Launch { blocks: sealers + openers, ..launch };
         let mut params =
             ExchangeParams { ring: *ring, sealed: exchange.sealed.pointer(), sealers, reserved: 0 };
-        let result = match (pads.filter(|pads| pads.any()), &exchange.ahead) {
-            (Some(pads), Some((_, padded))) => {
-                let mut params =
-                    PaddedExchangeParams { exchange: params, seals: pads.seals, opens: pads.opens };
-                // SAFETY: the caller's; the kernel takes `PaddedExchangeParams`, and pads are not made or wiped before
-                // they come back.
-                let result = unsafe { padded.launch(launch, stream, &params) };
-                params.exchange.ring.own.round_keys.zeroize();
-                params.exchange.ring.predecessor.round_keys.zeroize();
-                result
+        let result = match (taken, &self.keystream) {
+            // SAFETY: the caller's.
+            (Some(taken), Some(keystream)) => unsafe {
+                keystream.launch_exchange(taken, &params, launch, stream)
+            },
+            _ => {
+                let kernel = if common { &exchange.common } else { &exchange.any };
+                // SAFETY: the caller's; the exchange's kernels take `ExchangeParams`.
+                unsafe { kernel.launch(launch, stream, &params) }
             }
-            // SAFETY: the caller's; the exchange's kernels take `ExchangeParams`.
-            _ => unsafe { kernel.launch(launch, stream, &params) },
         };
         params.ring.own.round_keys.zeroize();
         params.ring.predecessor.round_keys.zeroize();
         result
     }
 
-    /// Keystream that there is for the collective `plan` on `stream`, under keys whose epoch was `entered` just now.
+    /// Keystream that there is for the collective `plan` on `stream`, which is counted with its last part.
     fn take_keystream(
         &mut self,
-        entered: bool,
         common: bool,
         plan: &Plan,
+        part: Part,
         stream: &Stream,
-    ) -> Result<Option<TakenPads>> {
-        let exchanges = common && self.exchange_for(plan).is_some();
-        let (Some(keys), Some((ahead, _))) =
-            (&self.keys, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()))
-        else {
-            return Ok(None);
-        };
-        if entered {
-            ahead.enter_epoch(&keys.present())?;
+    ) -> Result<Option<Taken>> {
+        let (Some(keys), Some(keystream)) = (&self.keys, &mut self.keystream) else { return Ok(None) };
+        if self.entered && part.is_first(plan) {
+            keystream.ahead.enter_epoch(keys.round_keys()?)?;
         }
         let captured = stream.is_capturing()?;
-        let pads = if exchanges && !captured { ahead.take()? } else { None };
-        ahead.count(captured);
-        Ok(pads)
+        let fits = common && plan.collective == Collective::AllReduce && part == Part::Whole;
+        let taken = match fits && !captured {
+            true => keystream.take(&sides(self.rank, &plan.steps(self.rank)))?,
+            false => None,
+        };
+        if part.is_last() {
+            keystream.ahead.count(captured);
+        }
+        Ok(taken)
     }
 
     /// Has what was taken wiped once `stream` has passed the collective.
-    fn retire_keystream(&mut self, pads: Option<TakenPads>, stream: &Stream) -> Result<()> {
-        match (pads, self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut())) {
-            (Some(pads), Some((ahead, _))) => ahead.retire(pads, stream),
+    fn retire_keystream(&mut self, taken: Option<Taken>, stream: &Stream) -> Result<()> {
+        match (taken, &mut self.keystream) {
+            (Some(taken), Some(keystream)) => keystream.retire(taken, stream),
             _ => Ok(()),
         }
     }
@@ -723,19 +714,26 @@ impl GpuRank {
         if self.poisoned {
             return Err(Error::Poisoned);
         }
-        let (blocks, record_bytes) = (self.blocks, self.options.record_bytes);
-        let vectors = bytes.iter().map(|&bytes| {
-            (bytes, record_bytes.unwrap_or_else(|| exchanged_record_bytes(bytes, blocks)) as u32)
-        });
-        match self.exchange.as_mut().and_then(|exchange| exchange.ahead.as_mut()) {
-            Some((ahead, _)) => ahead.make(vectors),
-            None => Err(Error::InvalidArgument("no keystream is kept: set GpuOptions::keystream".into())),
-        }
+        let Some(keystream) = &mut self.keystream else {
+            return Err(Error::InvalidArgument("no keystream is kept: set GpuOptions::keystream".into()));
+        };
+        let (rank, ranks, options, blocks) = (self.rank, self.ranks, &self.options, self.blocks);
+        let exchanges = self.exchange.is_some();
+        keystream.ahead.make(bytes.iter().map(|&bytes| {
+            let plan = Plan::new(Collective::AllReduce, options.algorithm, ranks, bytes, Dtype::F32);
+            let record_bytes = plan_record_bytes(&plan, exchanges, options, blocks);
+            (sides(rank, &plan.steps(rank)).into_iter().flatten().flatten().collect(), record_bytes as u32)
+        }))
     }
 
     /// The rank's keystream, where some is kept.
     pub(super) fn keystream(&self) -> Option<&Ahead> {
-        self.exchange.as_ref().and_then(|exchange| exchange.ahead.as_ref()).map(|(ahead, _)| ahead)
+        self.keystream.as_ref().map(|keystream| &keystream.ahead)
+    }
+
+    /// Whether no keystream is left in memory.
+    pub(super) fn keystream_is_blank(&self) -> Result<bool> {
+        self.keystream.as_ref().map_or(Ok(true), |keystream| keystream.is_blank(&self.stream))
     }
 
     /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.
@@ -869,6 +867,25 @@ const fn message_stride(chunk: usize) -> usize {
     chunk.next_multiple_of(256)
 }
 
+/// The longest all-reduce of which keystream is kept.
+fn longest_with_keystream(
+    options: &GpuOptions,
+    ranks: usize,
+    blocks: u32,
+    exchange: bool,
+    keystream: &KeystreamAhead,
+) -> Longest {
+    let plan = Plan::new(Collective::AllReduce, options.algorithm, ranks, keystream.bytes, Dtype::F32);
+    let longest = options.record_bytes.unwrap_or(LONGEST_RECORD.next_multiple_of(256));
+    Longest {
+        steps: plan.steps(0),
+        records: [longest, options.record_bytes.unwrap_or(SHORTEST_RECORD)],
+        chunk: plan.longest_chunk(),
+        blocks,
+        exchange,
+    }
+}
+
 /// The first block of the records' additional data, and what else it says of the collective.
 fn call(
     session: u64,
@@ -921,6 +938,17 @@ fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
         sealers => (bytes / (8 * sealers as usize))
             .next_power_of_two()
             .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
+    }
+}
+
+/// Bytes of a record of a collective, of a rank with or without an exchange's kernels.
+fn plan_record_bytes(plan: &Plan, exchanges: bool, options: &GpuOptions, blocks: u32) -> usize {
+    let chunk = plan.longest_chunk();
+    match options.record_bytes {
+        None if exchanges && plan.collective == Collective::AllReduce => {
+            exchanged_record_bytes(chunk, blocks)
+        }
+        _ => record_bytes(options, chunk, blocks),
     }
 }
 

@@ -51,7 +51,8 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
     pub key_bytes: u64,
-    /// Keystream that [`GpuGroup::make_keystream`] may make ahead of time; for the sealed exchange of two ranks only.
+    /// Keystream that [`GpuGroup::make_keystream`] may make ahead of time: for sealed rings, and exchanges of two ranks, of
+    /// one launch.
     pub keystream: Option<KeystreamAhead>,
 }
 
@@ -390,8 +391,8 @@ impl GpuGroup {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn keystream_is_blank(&self) -> Result<bool> {
-        for ahead in self.ranks.iter().filter_map(GpuRank::keystream) {
-            if !ahead.is_blank()? {
+        for rank in &self.ranks {
+            if !rank.keystream_is_blank()? {
                 return Ok(false);
             }
         }

@@ -175,6 +175,15 @@ impl RankKeys {
         self.epochs[(self.epoch % 2) as usize].table.pointer()
     }
 
+    /// This epoch's expanded keys of all whose records this rank seals or opens.
+    pub(super) fn round_keys(&self) -> Result<Vec<(u32, Zeroizing<RoundKeys>)>> {
+        let expand = |&sender: &usize| {
+            let key = self.root.cipher_key(sender, self.epoch, self.length)?;
+            Ok((sender as u32, Zeroizing::new(expand_key(key.as_bytes()))))
+        };
+        self.senders.iter().map(expand).collect()
+    }
+
     /// This epoch's keys.
     pub(super) fn present(&self) -> PresentKeys {
         let keys = &self.epochs[(self.epoch % 2) as usize];

@@ -147,8 +147,7 @@ pub const SEALED_SHARED: u32 = SENDER_ROUND_KEYS + SHARED_KEYS_BYTES - SHARED_BA
 
 /// Where the record's pads lie, of the kernels with pads, and which of them are claimed.
 const PADS: u32 = SENDER_ROUND_KEYS + SHARED_KEYS_BYTES;
-const CLAIMED_IN: u32 = PADS + 16;
-const CLAIMED_OUT: u32 = CLAIMED_IN + 4;
+const CLAIMED: u32 = PADS + 16;
 /// Dynamic shared memory of the kernels with pads.
 pub const PADDED_RING_SHARED: u32 = PADS + 32 - SHARED_BASE;
 const _: () = assert!(SHARED_BASE + PADDED_RING_SHARED <= SHARED_END_SM_90);
@@ -375,7 +374,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 let pad = if claimed { pads.pads + start } else { self.scratch(side) };
                 shared::store_u32::<PADS>(8 * side as u32, pad as u32);
                 shared::store_u32::<PADS>(8 * side as u32 + 4, (pad >> 32) as u32);
-                shared::store_u32::<CLAIMED_IN>(4 * side as u32, claimed as u32);
+                shared::store_u32::<CLAIMED>(4 * side as u32, claimed as u32);
             }
         }
         device::sync_threads();
@@ -398,7 +397,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     unsafe fn missing(side: u32) -> bool {
         // From one lane, so that the compiler sees that it is uniform.
         // SAFETY: the caller's.
-        unsafe { warp::shuffle(shared::load_u32::<CLAIMED_IN>(4 * side), 0) == 0 }
+        unsafe { warp::shuffle(shared::load_u32::<CLAIMED>(4 * side), 0) == 0 }
     }
 
     /// Makes a pad that is missing, and its record's mask. A barrier.
@@ -425,8 +424,8 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     unsafe fn pad(side: u32) -> u64 {
         // SAFETY: the caller's.
         unsafe {
-            let [in_low, in_high, out_low, out_high] = shared::load_16::<PADS>(0);
-            let (low, high) = if side == 0 { (in_low, in_high) } else { (out_low, out_high) };
+            let low = shared::load_u32::<PADS>(8 * side);
+            let high = shared::load_u32::<{ PADS + 4 }>(8 * side);
             low as u64 | (high as u64) << 32
         }
     }
@@ -436,13 +435,19 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     /// # Safety
     /// All threads of the block, which have passed a barrier since they last read it.
     #[inline(always)]
-    unsafe fn wipe_missing(&self, side: u64, bytes: u32) {
-        let scratch = self.scratch(side);
-        let mut at = 16 * thread::index();
-        while at < bytes {
-            // SAFETY: the block's scratch memory.
-            unsafe { global::store_16(scratch + at as u64, [0; 4]) };
-            at += 16 * THREADS;
+    unsafe fn wipe_missing(&self, opens: bool, seals: bool, bytes: u32) {
+        // SAFETY: the caller's; the block's scratch memory.
+        unsafe {
+            let (first, last) = (!(opens && Self::missing(0)) as u64, (seals && Self::missing(1)) as u64);
+            let mut side = first;
+            while side <= last {
+                let mut at = 16 * thread::index();
+                while at < bytes {
+                    global::store_16(self.scratch(side) + at as u64, [0; 4]);
+                    at += 16 * THREADS;
+                }
+                side += 1;
+            }
         }
     }
 
@@ -548,6 +553,10 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
 
         // All that does not need the record is done by now.
         if !arrived() {
+            if PADDED {
+                // SAFETY: a barrier came before; nothing is read any more.
+                unsafe { self.wipe_missing(opens, seals, bytes) };
+            }
             return None;
         }
         // Empty chains, and the additional data that would lie in the tile before the first in a product of its own: so the
@@ -674,12 +683,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             }
             device::sync_threads();
             if PADDED {
-                if opens && Self::missing(0) {
-                    self.wipe_missing(0, bytes);
-                }
-                if seals && Self::missing(1) {
-                    self.wipe_missing(1, bytes);
-                }
+                self.wipe_missing(opens, seals, bytes);
             }
             let (warp, part) = (thread::warp(), thread::warp() % 4);
             if opens && warp < 4 {

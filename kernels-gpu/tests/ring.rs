@@ -16,8 +16,9 @@ use ringseal_kernels::ring::{
     Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
 use ringseal_kernels::sealed::{
-    RoundKeysParams, SEALED_SHARED, SealedKey, SealedRingParams, SenderKey, relay_sealed_128,
-    relay_sealed_any_128, ring_sealed_128, ring_sealed_any_128, store_round_keys,
+    PADDED_RING_SHARED, PaddedRingParams, RoundKeysParams, SEALED_SHARED, SealedKey, SealedRingParams,
+    SenderKey, StepPads, relay_padded_128, relay_sealed_128, relay_sealed_any_128, ring_sealed_128,
+    ring_sealed_any_128, store_round_keys,
 };
 use ringseal_kernels::step::{
     SEND, Step, chunk, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
@@ -317,6 +318,10 @@ impl Group {
     }
 }
 
+/// As device memory has it.
+#[repr(C, align(16))]
+struct StepPadsAligned(StepPads);
+
 /// A key for each rank.
 struct Keys {
     keys: Vec<[u8; 16]>,
@@ -429,6 +434,71 @@ impl Group {
             })
             .collect();
         launch(&grids);
+    }
+
+    /// A collective with pads for all steps, of the kind that `guess` gives for a step and a side; returns how many records
+    /// had none, of all ranks.
+    fn padded_relay(&self, keys: &Keys, guess: impl Fn(u32, u32) -> Guess) -> u32 {
+        self.padded_relay_of(keys, keys, guess)
+    }
+
+    /// As [`Self::padded_relay`], of ranks that seal with the keys `own`.
+    fn padded_relay_of(&self, keys: &Keys, own: &Keys, guess: impl Fn(u32, u32) -> Guess) -> u32 {
+        let record_bytes = self.setup.record_bytes;
+        let blocks = self.setup.grid;
+        // Of each rank, what its steps' pads are kept in, and the table of where they are.
+        let mut pads: Vec<Vec<[Pads; 2]>> = Vec::new();
+        for rank in 0..self.setup.ranks {
+            let sequence = self.states[rank as usize].sequence - 1;
+            let sides = |step: &Step| {
+                let side = |side: u32, sender: u32, sealed_in: u32| {
+                    let guess = guess(step.sends, side);
+                    let name = pad_name(sequence, sealed_in & 0xffff);
+                    Pads::of_chunk(keys, sender, name, step.bytes, record_bytes, guess)
+                };
+                [side(0, step.sealed_by, step.sealed_in), side(1, rank, step.sends)]
+            };
+            pads.push(self.steps[rank as usize].iter().map(|step| sides(&step.0)).collect());
+        }
+        let tables: Vec<Vec<StepPadsAligned>> = pads
+            .iter()
+            .map(|steps| {
+                let entry =
+                    |[opens, seals]: &[Pads; 2]| StepPads { opens: opens.params(), seals: seals.params() };
+                steps.iter().map(|step| StepPadsAligned(entry(step))).collect()
+            })
+            .collect();
+        let scratch: Vec<Buffer> = (0..self.setup.ranks)
+            .map(|_| {
+                let mut buffer = Buffer::new(2 * (blocks * record_bytes) as usize);
+                buffer.bytes().fill(0);
+                buffer
+            })
+            .collect();
+        let grids: Vec<_> = (0..self.setup.ranks)
+            .map(|rank| {
+                let ranks = self.setup.ranks;
+                let ring = SealedRingParams {
+                    ring: self.params(rank),
+                    own: own.sealed(rank),
+                    predecessor: keys.sealed((rank + ranks - 1) % ranks),
+                    call: call(&self.setup),
+                    senders: keys.senders.as_ptr() as u64,
+                };
+                let params = PaddedRingParams {
+                    ring,
+                    pads: tables[rank as usize].as_ptr() as u64,
+                    scratch: scratch[rank as usize].address(),
+                };
+                // SAFETY: the group's memory is as the parameters say, and so is that of the pads.
+                Launch::new(blocks, THREADS, PADDED_RING_SHARED, move || unsafe { relay_padded_128(params) })
+            })
+            .collect();
+        launch(&grids);
+        for mut scratch in scratch {
+            assert!(scratch.bytes().iter().all(|&byte| byte == 0), "keystream is left in scratch memory");
+        }
+        pads.iter().flatten().flatten().map(|pads| pads.misses[0]).sum()
     }
 
     /// Launches the kernel of both ranks whose first `sealers` blocks seal.
@@ -691,33 +761,21 @@ enum Guess {
 }
 
 impl Pads {
-    /// What is made ahead for the collective `sequence` of `rank`'s records, in memory of this value's own.
+    /// What is made ahead for the exchange `sequence` of `rank`'s records, in memory of this value's own.
     fn new(group: &Group, keys: &Keys, rank: u32, sequence: u64, guess: Guess) -> Self {
-        let params = group.params(rank);
+        let bytes = group.setup.bytes as u64;
+        Self::of_chunk(keys, rank, pad_name(sequence - 1, 0), bytes, group.setup.record_bytes, guess)
+    }
+
+    /// What is made ahead for the records of a chunk of `bytes` bytes that `rank` seals.
+    fn of_chunk(keys: &Keys, rank: u32, name: u64, bytes: u64, record_bytes: u32, guess: Guess) -> Self {
         let mut own = Pads {
-            pads: Buffer::new(group.setup.bytes.next_multiple_of(16)),
-            heads: vec![PadHead::default(); group.setup.bytes.div_ceil(16)],
+            pads: Buffer::new(bytes.next_multiple_of(16) as usize),
+            heads: vec![PadHead::default(); bytes.div_ceil(16) as usize],
             misses: vec![0],
         };
-        let (mut bytes, mut record_bytes, mut count) =
-            (group.setup.bytes as u64, params.record_bytes, params.records);
-        let mut name = pad_name(sequence - 1, 0);
-        let mut serial = SERIAL;
-        match guess {
-            Guess::Right | Guess::Claimed => {}
-            Guess::First(pads) => count = pads,
-            Guess::OtherCollective => name = pad_name(sequence, 0),
-            Guess::OtherKey => serial += 1,
-            Guess::OtherRecordLength => {
-                record_bytes /= 2;
-                count = bytes.div_ceil(record_bytes as u64) as u32;
-            }
-            Guess::TooShort => bytes = 16 * (count as u64 - 1) + 1,
-        }
-        if guess == Guess::TooShort {
-            (record_bytes, count) = (16, count);
-        }
-        let fill = PadFillParams {
+        let count = bytes.div_ceil(record_bytes as u64) as u32;
+        let mut fill = PadFillParams {
             round_keys: expand_key(&keys.keys[rank as usize]),
             pads: own.pads.address(),
             heads: own.heads.as_ptr() as u64,
@@ -725,11 +783,28 @@ impl Pads {
             name,
             record_bytes,
             count,
-            serial,
+            serial: SERIAL,
             reserved: 0,
         };
-        // SAFETY: there is a head for each block, and the pads are as long as the vector.
-        launch(&[Launch::new(2, THREADS, PAD_FILL_SHARED, || unsafe { pads_fill_128(fill) })]);
+        match guess {
+            Guess::Right | Guess::Claimed => {}
+            Guess::First(pads) => fill.count = pads.min(count),
+            // One step, or one collective, further.
+            Guess::OtherCollective => fill.name += 1 << 16,
+            Guess::OtherKey => fill.serial += 1,
+            Guess::OtherRecordLength => {
+                fill.record_bytes /= 2;
+                fill.count = bytes.div_ceil(fill.record_bytes as u64) as u32;
+            }
+            Guess::TooShort => {
+                fill.record_bytes = 16;
+                fill.bytes = 16 * (count as u64).saturating_sub(1) + 1;
+            }
+        }
+        if fill.count > 0 {
+            // SAFETY: there is a head for each block, and the pads are as long as the chunk.
+            launch(&[Launch::new(2, THREADS, PAD_FILL_SHARED, || unsafe { pads_fill_128(fill) })]);
+        }
         if guess == Guess::Claimed {
             own.heads.iter_mut().for_each(|head| head.claim = 0);
         }
@@ -962,14 +1037,23 @@ fn everywhere(
     expected: impl Fn(u32) -> (std::ops::Range<usize>, Vec<u8>),
 ) {
     let keys = Keys::new(vectors.len() as u32);
-    for (relay, sealed) in
-        [(false, None), (false, Some(ring_sealed_128 as Kernel)), (true, Some(relay_sealed_128))]
-    {
+    for (relay, sealed, pads) in [
+        (false, None, false),
+        (false, Some(ring_sealed_128 as Kernel), false),
+        (true, Some(relay_sealed_128), false),
+        (true, Some(relay_sealed_128), true),
+    ] {
         let mut group = Group::new(setup(relay), vectors);
         let ranks = group.setup.ranks;
-        for _ in 0..3 {
+        for turn in 0..3 {
             match sealed {
                 None => group.plain(0..ranks, ring_plain),
+                Some(_) if pads && ranks > 1 => {
+                    let guess = |step, side| {
+                        if (step + side + turn) % 3 == 0 { Guess::First(1) } else { Guess::Right }
+                    };
+                    group.padded_relay(&keys, guess);
+                }
                 Some(kernel) => group.sealed(&keys, kernel),
             }
             for rank in 0..ranks {
@@ -986,6 +1070,80 @@ fn everywhere(
 }
 
 type Kernel = unsafe fn(SealedRingParams);
+
+/// With pads for all records, for none, and for some: the bits of the ring without.
+#[test]
+fn relayed_collectives_with_pads_have_the_same_bits() {
+    let right = |_, _| Guess::Right;
+    let none = |_, _| Guess::First(0);
+    // The first record of some chunks, all of others, and what is another's.
+    let some = |step: u32, side: u32| match (step + 2 * side) % 5 {
+        0 => Guess::Right,
+        1 => Guess::First(1),
+        2 => Guess::OtherRecordLength,
+        3 => Guess::OtherKey,
+        _ => Guess::Claimed,
+    };
+    for (ranks, grid, count, record_bytes) in [
+        (2, 2, 9001, 4096),
+        (3, 1, 1023, 16384),
+        (3, 2, 30_000, 16384),
+        (4, 1, 17_001, 4096),
+        (2, 1, 1, 4096),
+    ] {
+        let setup =
+            || Setup { relay: true, ..setup(ranks, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
+        let keys = Keys::new(ranks);
+        let vectors = vectors(ranks, 4 * count);
+        let expected = expected(&setup(), &vectors, add_f32, |sum| sum);
+        let mut group = Group::new(setup(), &vectors);
+        let records: u32 =
+            (0..ranks).map(|chunk| setup().chunk(chunk).1.div_ceil(record_bytes as u64) as u32).sum();
+        // A rank opens 2 (n-1) chunks and seals n: in all, each chunk is opened and sealed so often.
+        let all = records * (3 * ranks - 2);
+        for (turn, misses) in [
+            group.padded_relay(&keys, right),
+            group.padded_relay(&keys, none),
+            group.padded_relay(&keys, some),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            match turn {
+                0 => assert_eq!(misses, 0),
+                1 => assert_eq!(misses, all),
+                _ => assert!(records < ranks || 0 < misses && misses < all, "{misses} of {all}"),
+            }
+        }
+        for rank in 0..ranks {
+            let what = format!("{count} elements, rank {rank} of {ranks}");
+            assert_eq!(group.states[rank as usize].failure, 0, "{what}");
+            assert!(group.output(rank) == expected, "{what}");
+        }
+    }
+}
+
+/// A tag that doesn't verify stops the ranks, whether the record's keystream was there or not.
+#[test]
+fn relayed_records_with_pads_whose_tags_are_wrong_fail_all() {
+    for guess in [Guess::Right, Guess::First(0)] {
+        let vectors = vectors(3, 40_000);
+        let mut group =
+            Group::new(Setup { relay: true, ..setup(3, 1, 40_000, 4096, reduction(F32, SUM)) }, &vectors);
+        let mut keys = Keys::new(3);
+        // What ranks 1 and 2 make of rank 0's records is not what rank 0 makes of them.
+        let lanes = keys.senders[1].ghash.lanes[3];
+        keys.senders[0].ghash.lanes[3] = lanes;
+        let other = Keys::new(3);
+        let right = keys.senders[0].ghash.lanes[3] == other.senders[0].ghash.lanes[3];
+        assert!(!right);
+        group.padded_relay_of(&keys, &other, |_, _| guess);
+        for rank in 0..3 {
+            assert_ne!(group.states[rank as usize].aborted, 0, "{guess:?}: rank {rank}");
+            assert!(group.output(rank).iter().all(|&byte| byte == 0), "{guess:?}: rank {rank}");
+        }
+    }
+}
 
 /// Otherwise it could overwrite what the successor has yet to read.
 #[test]

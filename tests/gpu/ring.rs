@@ -105,8 +105,15 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
         graph(from_ref(gpu), AES128, Algorithm::Tree, Request::Broadcast { root: 2 })
     }),
     ("ring::new_epochs_on_the_way_of_direct_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::Direct)),
-    ("ring::exchanges_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu))),
-    ("ring::keystream_ahead_ends_with_its_keys", |gpu| keystream_ends(from_ref(gpu))),
+    ("ring::exchanges_with_keystream_made_ahead", |gpu| {
+        keystream_ahead(from_ref(gpu), 2, Algorithm::Exchange)
+    }),
+    ("ring::relays_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu), 3, Algorithm::RelayRing)),
+    ("ring::rings_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu), 4, Algorithm::Ring)),
+    ("ring::keystream_ahead_ends_with_its_keys", |gpu| keystream_ends(from_ref(gpu), Algorithm::Exchange)),
+    ("ring::relayed_keystream_ahead_ends_with_its_keys", |gpu| {
+        keystream_ends(from_ref(gpu), Algorithm::RelayRing)
+    }),
     ("ring::exchanging_graphs_can_be_replayed", |gpu| {
         graph(from_ref(gpu), AES256, Algorithm::Exchange, SUMS)
     }),
@@ -161,7 +168,12 @@ pub(crate) const ACROSS_GPUS_TESTS: &[HostTest] = &[
     ("ring::across_gpus::meshes_do_not_run_ahead", || {
         MESHES.iter().try_for_each(|&mesh| run_ahead(&gpus()?, AES256, mesh))
     }),
-    ("ring::across_gpus::exchanges_with_keystream_made_ahead", || keystream_ahead(&gpus()?)),
+    ("ring::across_gpus::exchanges_with_keystream_made_ahead", || {
+        keystream_ahead(&gpus()?, 2, Algorithm::Exchange)
+    }),
+    ("ring::across_gpus::relays_with_keystream_made_ahead", || {
+        keystream_ahead(&gpus()?, 4, Algorithm::RelayRing)
+    }),
     ("ring::across_gpus::only_ciphertext_crosses", || only_ciphertext_crosses(&gpus()?)),
 ];
 
@@ -616,16 +628,12 @@ impl Meddler {
 const AHEAD: KeystreamAhead = KeystreamAhead { collectives: 2, bytes: 4 << 20, makers: Some(8) };
 
 /// With keystream of all records, of some and of none: the CPU's bits; afterwards nothing is left of it.
-fn keystream_ahead(gpus: &[Device]) -> Outcome {
-    let devices = places(gpus, 2);
+fn keystream_ahead(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outcome {
+    let devices = places(gpus, count);
     for (crypto, record_bytes) in [(AES128, None), (AES256, Some(4096)), (AES256, None)] {
         let longest = 6 << 20;
-        let options = GpuOptions {
-            algorithm: Algorithm::Exchange,
-            keystream: Some(AHEAD),
-            record_bytes,
-            ..options(crypto, longest)
-        };
+        let options =
+            GpuOptions { algorithm, keystream: Some(AHEAD), record_bytes, ..options(crypto, longest) };
         let mut ranks = Ranks::new(&devices, options)?;
         let mut cases = Vec::new();
         for count in [1, 1000, 4096, 100_001, 1 << 20] {
@@ -671,11 +679,11 @@ fn keystream_ahead(gpus: &[Device]) -> Outcome {
 }
 
 /// Neither a new epoch, nor a failure and new keys, nor a captured graph uses keystream that was made before.
-fn keystream_ends(gpus: &[Device]) -> Outcome {
+fn keystream_ends(gpus: &[Device], algorithm: Algorithm) -> Outcome {
     let _alone = alone();
     let (devices, bytes) = (places(gpus, 2), 1 << 20);
-    let exchange = |key_bytes| GpuOptions {
-        algorithm: Algorithm::Exchange,
+    let group = |key_bytes| GpuOptions {
+        algorithm,
         keystream: Some(AHEAD),
         record_bytes: Some(64 << 10),
         sm_budget: Some(16),
@@ -684,7 +692,7 @@ fn keystream_ends(gpus: &[Device]) -> Outcome {
     };
     let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
     // A key for two collectives and a bit.
-    let mut ranks = Ranks::new(&devices, exchange(5 * bytes as u64 / 2))?;
+    let mut ranks = Ranks::new(&devices, group(5 * bytes as u64 / 2))?;
     let expected = ranks.expected(&[case])?.remove(0);
     for _ in 0..7 {
         ranks.group.make_keystream(&[bytes, bytes])?;
@@ -692,7 +700,7 @@ fn keystream_ends(gpus: &[Device]) -> Outcome {
         ranks.succeeds(&case, &expected)?;
     }
 
-    let mut ranks = Ranks::new(&devices, exchange(GpuOptions::default().key_bytes))?;
+    let mut ranks = Ranks::new(&devices, group(GpuOptions::default().key_bytes))?;
     ranks.succeeds(&case, &expected_of(&ranks, &case)?)?;
     let mut meddler = Meddler::new(&devices[1])?;
     let storm = Stream::new(&devices[1])?;
