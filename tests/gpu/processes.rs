@@ -57,8 +57,10 @@ fn member() -> Outcome {
     let device = Device::open(rank % Device::count()?)?;
     let secret = GroupSecret::from_bytes([if task == "impostor" { 6 } else { 7 }; 32]);
     let max_bytes = if task == "shorter" { LONGEST / 2 } else { LONGEST };
-    let options =
-        GpuOptions { crypto, max_bytes, timeout, algorithm: Algorithm::Ring, ..GpuOptions::default() };
+    // A task may be to work by an algorithm.
+    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == task);
+    let algorithm = algorithm.unwrap_or(Algorithm::Ring);
+    let options = GpuOptions { crypto, max_bytes, timeout, algorithm, ..GpuOptions::default() };
     let meeting = Rendezvous::connect(address, rank, ranks, timeout)?;
     let image = image(&device)?;
     if task == "nodes" {
@@ -286,17 +288,30 @@ fn end(child: &mut Child) -> Result<(ExitStatus, String), Box<dyn std::error::Er
 
 fn right(_: &Device) -> Outcome {
     let _alone = alone();
-    for (ranks, cipher) in [(1, "256"), (2, "none"), (2, "128"), (2, "256"), (3, "256"), (4, "256")] {
+    for (ranks, cipher, task) in [
+        (1, "256", "work"),
+        (2, "none", "work"),
+        (2, "128", "work"),
+        (2, "256", "work"),
+        (3, "256", "work"),
+        (4, "256", "work"),
+        (3, "none", "direct"),
+        (3, "256", "direct"),
+        (4, "128", "tree"),
+        (3, "128", "exchange"),
+    ] {
         let start = Instant::now();
-        for (rank, mut child) in Team::new(ranks, cipher, 20_000)?.start_all("work")?.into_iter().enumerate()
-        {
+        for (rank, mut child) in Team::new(ranks, cipher, 20_000)?.start_all(task)?.into_iter().enumerate() {
             let (status, text) = end(&mut child)?;
             ensure!(
                 status.success() && text == "done\n",
-                "{ranks} ranks, {cipher}, rank {rank}: {status}: {text}"
+                "{ranks} ranks, {task}, {cipher}, rank {rank}: {status}: {text}"
             );
         }
-        println!("{ranks} processes, {cipher}: {:.2} s with their start", start.elapsed().as_secs_f64());
+        println!(
+            "{ranks} processes, {task}, {cipher}: {:.2} s with their start",
+            start.elapsed().as_secs_f64()
+        );
     }
     Ok(())
 }
