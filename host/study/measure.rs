@@ -1,7 +1,8 @@
 //! Runs the study's all-reduces on one GPU that all ranks share.
 //!
 //! Times are of rank 0's stream, from before the first all-reduce until after the last one, queued back to back as a
-//! training iteration's are. One thread queues for all ranks.
+//! training iteration's are. One thread queues for all ranks. With keystream ready ([`KEYSTREAM_READY`]) an iteration is
+//! done in parts of a few all-reduces, before each of which their keystream is made; times are the parts'.
 
 use std::time::Duration;
 
@@ -15,12 +16,18 @@ use super::workloads::Workload;
 use crate::channel::{Crypto, GroupSecret, KeyLength};
 use crate::collective::Algorithm;
 use crate::cuda::{
-    Device, DeviceBuffer, GpuGroup, GpuOptions, RankBuffers, SeedGroup, SeedOptions, Stream, driver,
+    Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, RankBuffers, SeedGroup, SeedOptions, Stream,
+    driver,
 };
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// Lengths in bytes of the single all-reduces that are timed.
 pub const SIZES: [usize; 7] = [1 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
+/// The relay ring, with AES-128, whose keystream was made before, in time that isn't counted: what a GPU that idles, or
+/// computes something that leaves room, can have ready. As [`Iteration::method`]; it isn't modelled.
+pub const KEYSTREAM_READY: &str = "relay-ready";
+/// Bytes of keystream that a rank keeps for it at most, if an all-reduce needs no more.
+const KEYSTREAM_BYTES: usize = 4 << 30;
 /// AES-128-CTR on the whole GPU, 64 MiB at a time, in GB/s; docs/benchmarks.md. Only a sum of cipher and MAC can be
 /// fitted to all-reduces, so one of the two is taken from there.
 const CIPHER_GB_S: f64 = 881.0;
@@ -49,7 +56,7 @@ pub struct Measured {
 pub struct Iteration {
     /// [`Workload::name`].
     pub workload: String,
-    /// [`Method::name`].
+    /// [`Method::name`], or [`KEYSTREAM_READY`].
     pub method: String,
     /// Number of ranks.
     pub ranks: usize,
@@ -75,7 +82,7 @@ pub struct Plan {
 impl Plan {
     /// How often [`measure`] reports progress.
     pub fn parts(&self) -> usize {
-        self.ranks.len() * METHODS.len()
+        self.ranks.len() * (METHODS.len() + 1)
     }
 }
 
@@ -100,6 +107,8 @@ const fn runs_iterations(method: Method) -> bool {
 
 enum Group {
     Fused(GpuGroup),
+    /// With keystream made ahead of so many all-reduces at a time.
+    Ready(GpuGroup, usize),
     Seed(Box<SeedGroup>),
 }
 
@@ -127,6 +136,48 @@ impl Group {
         }
     }
 
+    /// For [`KEYSTREAM_READY`].
+    fn ready(devices: &[Device], image: &[u8], max_bytes: usize) -> Result<Self> {
+        // A rank of n seals n chunks of an n-th, and opens 2 (n-1).
+        let collectives = (KEYSTREAM_BYTES / (3 * max_bytes)).clamp(1, 16);
+        let options = GpuOptions {
+            crypto: Crypto::Gcm(KeyLength::Aes128),
+            algorithm: Algorithm::RelayRing,
+            max_bytes,
+            timeout: Duration::from_secs(10),
+            keystream: Some(KeystreamAhead { collectives, bytes: max_bytes, makers: None }),
+            ..GpuOptions::default()
+        };
+        let group = GpuGroup::new(devices, image, &GroupSecret::random()?, options)?;
+        Ok(Self::Ready(group, collectives))
+    }
+
+    /// How many all-reduces are timed together.
+    const fn together(&self) -> usize {
+        match self {
+            Self::Ready(_, collectives) => *collectives,
+            _ => usize::MAX,
+        }
+    }
+
+    /// What comes before all-reduces of these lengths, and isn't timed.
+    fn prepare(&mut self, sizes: &[usize]) -> Result<()> {
+        match self {
+            Self::Ready(group, _) => {
+                group.wait_for_keystream()?;
+                let made = group.make_keystream(sizes)?;
+                if made != sizes.len() {
+                    return Err(Error::InvalidArgument(format!(
+                        "keystream of {made} all-reduces, where that of {} was to be ready",
+                        sizes.len()
+                    )));
+                }
+                group.wait_for_keystream()
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// # Safety
     /// As [`GpuGroup::all_reduce`].
     unsafe fn all_reduce(
@@ -138,7 +189,9 @@ impl Group {
         let (count, dtype, op) = (bytes / Dtype::F32.size(), Dtype::F32, ReduceOp::Sum);
         match self {
             // SAFETY: the caller's promise.
-            Self::Fused(group) => unsafe { group.all_reduce(buffers, count, dtype, op, streams) },
+            Self::Fused(group) | Self::Ready(group, _) => unsafe {
+                group.all_reduce(buffers, count, dtype, op, streams)
+            },
             // SAFETY: the caller's promise.
             Self::Seed(group) => unsafe { group.all_reduce(buffers, count, dtype, op, streams) },
         }
@@ -147,6 +200,15 @@ impl Group {
     fn outcome(&mut self) -> Result<()> {
         match self {
             Self::Fused(group) => group.outcome(),
+            Self::Ready(group, _) => {
+                group.outcome()?;
+                match group.keystream_misses()? {
+                    0 => Ok(()),
+                    misses => Err(Error::InvalidArgument(format!(
+                        "{misses} records' keystream was not ready, so that the time is of something else"
+                    ))),
+                }
+            }
             Self::Seed(group) => group.outcome(),
         }
     }
@@ -212,17 +274,12 @@ pub fn measure(
             if !runs_iterations(method) {
                 continue;
             }
-            for (workload, sizes) in plan.workloads.iter().zip(&buckets) {
-                let us = bench.median_us(&mut group, sizes, plan.repeats.min(3))?;
-                measured.iterations.push(Iteration {
-                    workload: workload.name.into(),
-                    method: method.name().into(),
-                    ranks,
-                    all_reduces: sizes.len(),
-                    bytes: sizes.iter().sum(),
-                    us: (us * 10.0).round() / 10.0,
-                });
-            }
+            bench.iterations(&mut group, method.name(), plan, &buckets, &mut measured)?;
+        }
+        if ranks > 1 {
+            progress(&format!("{ranks} ranks, {KEYSTREAM_READY}"));
+            let mut group = Group::ready(&devices, image, longest)?;
+            bench.iterations(&mut group, KEYSTREAM_READY, plan, &buckets, &mut measured)?;
         }
     }
     Ok(measured)
@@ -298,6 +355,29 @@ impl Bench {
         Ok(bench)
     }
 
+    /// Each model's iteration, of all-reduces of the lengths in `buckets`.
+    fn iterations(
+        &mut self,
+        group: &mut Group,
+        method: &str,
+        plan: &Plan,
+        buckets: &[Vec<usize>],
+        measured: &mut Measured,
+    ) -> Result<()> {
+        for (workload, sizes) in plan.workloads.iter().zip(buckets) {
+            let us = self.median_us(group, sizes, plan.repeats.min(3))?;
+            measured.iterations.push(Iteration {
+                workload: workload.name.into(),
+                method: method.into(),
+                ranks: self.streams.len(),
+                all_reduces: sizes.len(),
+                bytes: sizes.iter().sum(),
+                us: (us * 10.0).round() / 10.0,
+            });
+        }
+        Ok(())
+    }
+
     /// All-reduces vectors of these lengths in place, one after the other in memory while there is room.
     fn median_us(&mut self, group: &mut Group, sizes: &[usize], repeats: usize) -> Result<f64> {
         let streams: Vec<_> = self.streams.iter().collect();
@@ -305,34 +385,38 @@ impl Bench {
         let mut times = Vec::with_capacity(repeats);
         // The first one warms up and prepares lengths that are new.
         for round in 0..=repeats {
-            let start = streams[0].record()?;
-            let mut offset = 0;
-            let mut queued = Ok(());
-            for &bytes in sizes {
-                if offset + bytes > room {
-                    offset = 0;
+            let (mut offset, mut time) = (0, 0.0);
+            for sizes in sizes.chunks(group.together()) {
+                group.prepare(sizes)?;
+                let start = streams[0].record()?;
+                let mut queued = Ok(());
+                for &bytes in sizes {
+                    if offset + bytes > room {
+                        offset = 0;
+                    }
+                    let at = |gradients: &DeviceBuffer| {
+                        let address = gradients.pointer() + offset as u64;
+                        RankBuffers { input: address, output: address }
+                    };
+                    let buffers: Vec<_> = self.gradients.iter().map(at).collect();
+                    // SAFETY: the vectors lie inside the gradients, from a multiple of 256 bytes on; the streams are waited
+                    // for below, and nothing else uses them.
+                    queued = unsafe { group.all_reduce(&buffers, bytes, &streams) };
+                    if queued.is_err() {
+                        break;
+                    }
+                    offset += bytes.next_multiple_of(256);
                 }
-                let at = |gradients: &DeviceBuffer| {
-                    let address = gradients.pointer() + offset as u64;
-                    RankBuffers { input: address, output: address }
-                };
-                let buffers: Vec<_> = self.gradients.iter().map(at).collect();
-                // SAFETY: the vectors lie inside the gradients, from a multiple of 256 bytes on; the streams are waited
-                // for below, and nothing else uses them.
-                queued = unsafe { group.all_reduce(&buffers, bytes, &streams) };
-                if queued.is_err() {
-                    break;
+                let end = streams[0].record()?;
+                for stream in &streams {
+                    stream.synchronize()?;
                 }
-                offset += bytes.next_multiple_of(256);
+                queued?;
+                group.outcome()?;
+                time += end.since(&start)?.as_secs_f64() * 1e6;
             }
-            let end = streams[0].record()?;
-            for stream in &streams {
-                stream.synchronize()?;
-            }
-            queued?;
-            group.outcome()?;
             if round > 0 {
-                times.push(end.since(&start)?.as_secs_f64() * 1e6);
+                times.push(time);
             }
         }
         times.sort_by(f64::total_cmp);
