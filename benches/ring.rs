@@ -1,5 +1,5 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
-//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--relay | --exchange] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
+//! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--ring | --relay | --exchange | --direct | --tree] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
 //! [--keystream] [--json FILE]`.
 //!
 //! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20. With
@@ -62,7 +62,10 @@ fn arguments() -> Arguments {
             "--ptx" => parsed.image = std::fs::read(value()).expect("a PTX file"),
             "--sm" => parsed.sm_budget = Some(value().parse().expect("a number")),
             "--record" => parsed.record_bytes = Some(value().parse().expect("a number")),
+            "--ring" => parsed.algorithm = Algorithm::Ring,
             "--relay" => parsed.algorithm = Algorithm::RelayRing,
+            "--direct" => parsed.algorithm = Algorithm::Direct,
+            "--tree" => parsed.algorithm = Algorithm::Tree,
             "--exchange" => parsed.algorithm = Algorithm::Exchange,
             "--aes128" => parsed.crypto = Crypto::Gcm(KeyLength::Aes128),
             "--aes256" => parsed.crypto = Crypto::Gcm(KeyLength::Aes256),
@@ -198,6 +201,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             "gpus": arguments.devices,
             "ranks": ranks,
             "blocks": group.blocks(),
+            "sm_budget": arguments.sm_budget,
             "algorithm": arguments.algorithm.name(),
             "crypto": format!("{:?}", arguments.crypto),
             "keystream_ahead": arguments.keystream,
