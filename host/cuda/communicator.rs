@@ -120,7 +120,9 @@ impl GpuCommunicator {
         let (seats, module) = announce(&root, 1, [number, ranks], own, meeting, timeout)?;
         let blocks = blocks(&seats, number, &options);
         let own = blocks.and_then(|blocks| {
-            let rank = GpuRank::new(&module, number, ranks, blocks, &options)?;
+            let mut rank = GpuRank::new(&module, number, ranks, blocks, &options)?;
+            // Later, the others would wait for this rank's compiler.
+            rank.load(false)?;
             Ok((handles(&rank, ranks)?, rank))
         });
         let (handles, rank) = announce(&root, 2, [number, ranks], own, meeting, timeout)?;

@@ -95,11 +95,35 @@ impl Ready {
     }
 }
 
+/// A kernel for the reductions of most gradients, and one for all others, which takes long to compile and which few need: it
+/// is loaded when it is first asked for, and compiled then where it is the embedded one.
+#[derive(Debug)]
+struct Pair {
+    common: Kernel,
+    any: Option<Kernel>,
+    any_name: &'static str,
+    shared: u32,
+}
+
+impl Pair {
+    fn new(module: &Module, common: &str, any: &'static str, shared: u32) -> Result<Self> {
+        Ok(Self { common: module.kernel(common, shared)?, any: None, any_name: any, shared })
+    }
+
+    /// May wait for the device, but not where the same was asked for before.
+    fn get(&mut self, module: &Module, common: bool) -> Result<&Kernel> {
+        match &mut self.any {
+            _ if common => Ok(&self.common),
+            Some(any) => Ok(any),
+            any => Ok(any.insert(module.kernel(self.any_name, self.shared)?)),
+        }
+    }
+}
+
 /// What the all-reduce of a sealed exchange needs beside what the other collectives do.
 #[derive(Debug)]
 struct SealedExchange {
-    common: Kernel,
-    any: Kernel,
+    kernels: Pair,
     /// How far the rank's sealing blocks have come, a word each.
     sealed: DeviceBuffer,
 }
@@ -112,11 +136,7 @@ impl SealedExchange {
         };
         let mut sealed = DeviceBuffer::new(module.device(), 8 * blocks as usize)?;
         sealed.fill(0, stream)?;
-        Ok(Self {
-            common: module.kernel(common, EXCHANGE_SHARED)?,
-            any: module.kernel(any, EXCHANGE_SHARED)?,
-            sealed,
-        })
+        Ok(Self { kernels: Pair::new(module, common, any, EXCHANGE_SHARED)?, sealed })
     }
 }
 
@@ -140,10 +160,7 @@ pub(super) struct GpuRank {
     rank: usize,
     ranks: usize,
     options: GpuOptions,
-    /// For the reductions of most gradients.
-    common: Kernel,
-    /// For all others.
-    any: Kernel,
+    kernels: Pair,
     module: Module,
     blocks: u32,
     /// For a sealed exchange.
@@ -343,8 +360,7 @@ impl GpuRank {
             rank,
             ranks,
             options: options.clone(),
-            common: module.kernel(common, shared)?,
-            any: module.kernel(any, shared)?,
+            kernels: Pair::new(module, common, any, shared)?,
             module: module.clone(),
             blocks,
             exchange,
@@ -467,7 +483,20 @@ impl GpuRank {
         let record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
         let records = records_of(chunk, record_bytes);
         self.prepare_steps(plan, chunk, records)?;
+        self.load(request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32))))?;
         Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
+    }
+
+    /// Loads the kernels for the common reductions, or for all.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(super) fn load(&mut self, common: bool) -> Result<()> {
+        self.kernels.get(&self.module, common)?;
+        match &mut self.exchange {
+            Some(exchange) => exchange.kernels.get(&self.module, common).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Lowers the schedule, once. Its chunks have at most `chunk` bytes and `records` records.
@@ -583,7 +612,7 @@ impl GpuRank {
         let common = is_common(reduction);
         let session_call =
             |keys: &RankKeys| call(keys.session(), self.options.algorithm, request, dtype, count, self.ranks);
-        let kernel = self.kernel(common);
+        let kernel = self.kernels.get(&self.module, common)?;
         let result = match (&self.keys, mesh) {
             // SAFETY: the ring's plain kernels take `RingParams`, the mesh's `MeshParams`; the rank's buffers live as long as
             // it, and the mailboxes were promised to; the caller answers for the others.
@@ -622,11 +651,6 @@ impl GpuRank {
         result
     }
 
-    /// The kernel for the reductions of most gradients, or for all, without an exchange of its own.
-    fn kernel(&self, common: bool) -> &Kernel {
-        if common { &self.common } else { &self.any }
-    }
-
     /// Queues a sealed collective's kernel: the one that takes keystream, where there is any.
     ///
     /// # Safety
@@ -640,7 +664,7 @@ impl GpuRank {
         launch: Launch,
         stream: &Stream,
     ) -> Result<()> {
-        let Some(exchange) = self.exchange.as_ref().filter(|_| plan.collective == Collective::AllReduce)
+        let Some(exchange) = self.exchange.as_mut().filter(|_| plan.collective == Collective::AllReduce)
         else {
             return match (taken, &mut self.keystream) {
                 // SAFETY: the caller's.
@@ -648,7 +672,7 @@ impl GpuRank {
                     keystream.launch_ring(taken, ring, launch, stream)
                 },
                 // SAFETY: the caller's; the sealed kernels take `SealedRingParams`.
-                _ => unsafe { self.kernel(common).launch(launch, stream, ring) },
+                _ => unsafe { self.kernels.get(&self.module, common)?.launch(launch, stream, ring) },
             };
         };
         let most = ring.ring.records.max(1);
@@ -663,7 +687,7 @@ impl GpuRank {
                 keystream.launch_exchange(taken, &params, launch, stream)
             },
             _ => {
-                let kernel = if common { &exchange.common } else { &exchange.any };
+                let kernel = exchange.kernels.get(&self.module, common)?;
                 // SAFETY: the caller's; the exchange's kernels take `ExchangeParams`.
                 unsafe { kernel.launch(launch, stream, &params) }
             }
