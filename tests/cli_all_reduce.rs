@@ -172,6 +172,28 @@ fn a_reader_that_leaves_stops_the_run_without_a_panic() {
 }
 
 #[test]
+fn keystream_is_refused_where_no_kernel_takes_it() {
+    fails(&all_reduce(&["--keystream"]), 2, &["--keystream", "--backend cuda"]);
+    // Before a GPU is looked for.
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["--crypto", "none"], &["--crypto gcm"]),
+        (&["--crypto", "seed"], &["--crypto seed", "--crypto gcm"]),
+        (&["--launch", "step"], &["--launch persistent"]),
+        (&["--algo", "direct"], &["direct", "ring, relay"]),
+        (&["--algo", "tree"], &["tree", "ring, relay"]),
+        (&["--algo", "exchange", "--ranks", "3"], &["two ranks"]),
+        (&["-d", "double"], &["--datatype"]),
+        (&["-o", "max"], &["--op"]),
+        (&["--breakdown"], &["--breakdown"]),
+        (&["--input", "a.npy", "--output", "b.npy"], &["--input"]),
+    ];
+    for (arguments, words) in cases {
+        let arguments = [&["all-reduce", "--backend", "cuda", "--keystream"], arguments].concat();
+        fails(&run(ringseal(arguments), b""), 2, &[&["--keystream"], words].concat());
+    }
+}
+
+#[test]
 fn what_only_gpus_do_is_refused_on_a_cpu() {
     for (arguments, words) in
         [(&["--launch", "step"][..], "nothing is launched on a CPU"), (&["--breakdown"], "--backend cuda")]

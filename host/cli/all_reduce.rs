@@ -4,6 +4,7 @@ mod benchmark;
 mod files;
 mod gpu;
 mod group;
+mod keystream;
 mod membership;
 
 use std::io::{self, Write};
@@ -21,6 +22,7 @@ use super::memory;
 use super::values::{ByteSize, parse_dtype, parse_op};
 use benchmark::{Benchmark, Sweep};
 use group::{Choice, Setup, Structure};
+use keystream::Wish;
 use membership::{Membership, MembershipArguments};
 
 /// Ranks of a benchmark, unless said otherwise.
@@ -94,6 +96,11 @@ struct BenchmarkArguments {
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype, default_value = "float",
           conflicts_with = "input")]
     dtype: Dtype,
+    /// Have the keystream of each all-reduce made before its time begins, so that times are those of all-reduces that find
+    /// it ready, as where a GPU makes it while it has nothing else to do; says how many records found none. For sealed
+    /// rings, relay rings and exchanges of two ranks on GPUs, sums and averages of float, half and bfloat16.
+    #[arg(long, conflicts_with_all = ["input", "breakdown"])]
+    keystream: bool,
     /// After the table, where the time goes: the link, the cryptography, waiting and launching, measured by CUDA events
     /// around a launch for each step. Needs --backend cuda and all ranks in one process, at most 16.
     #[arg(long, conflicts_with = "input")]
@@ -207,9 +214,15 @@ impl Job {
             (Protection::Gcm | Protection::Seed, Aes::Aes128) => Crypto::Gcm(KeyLength::Aes128),
             (Protection::Gcm | Protection::Seed, Aes::Aes256) => Crypto::Gcm(KeyLength::Aes256),
         };
+        let launch = launch.map(LaunchForm::from);
+        if benchmark.keystream {
+            let dtype = benchmark.dtype;
+            Wish { backend, ranks, choice: algo, crypto, structure, launch, dtype, op }.check()?;
+        }
         let membership = Membership::new(membership, ranks)?;
         let setup = Setup::new(ranks, algo, crypto, structure, record, backend, membership)?
-            .launched(launch.map(LaunchForm::from))?;
+            .launched(launch)?
+            .prepared(benchmark.keystream)?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });
         }
@@ -221,6 +234,7 @@ impl Job {
             warmup,
             check,
             dtype,
+            keystream: _,
             breakdown,
             show_calibration,
             json,

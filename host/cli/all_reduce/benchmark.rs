@@ -10,6 +10,7 @@ use ringseal::{Dtype, ReduceOp};
 use serde::Serialize;
 
 use super::group::{Group, Setup};
+use super::keystream::Missing;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::AtomicFile;
 use crate::cli::sample::{Sample, wrong_elements};
@@ -87,6 +88,9 @@ struct Document<'a> {
     iterations: NonZeroUsize,
     warmup: usize,
     rows: &'a [Row],
+    /// Where keystream was made ahead of time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing_keystream: Option<Missing>,
 }
 
 /// Which result a run leaves where.
@@ -119,14 +123,18 @@ impl Benchmark {
             table::write_row(&mut stdout, &row, self.dtype, self.op).map_err(Failure::stdout)?;
             rows.push(row);
         }
+        let missing = group.missing_keystream()?;
         for group in [Some(group), plain].into_iter().flatten() {
             group.close()?;
         }
         let rows = self.break_down(rows)?;
         table::write_breakdowns(&mut stdout, &rows).map_err(Failure::stdout)?;
+        if let Some(missing) = missing {
+            writeln!(stdout, "# {}", missing.line()).map_err(Failure::stdout)?;
+        }
         self.write_summary(&mut stdout, &rows).map_err(Failure::stdout)?;
         if let Some(mut file) = json {
-            file.write(&self.document(&description, &rows)?)?;
+            file.write(&self.document(&description, &rows, missing)?)?;
             file.commit()?;
         }
         match rows.iter().map(Row::wrong).sum() {
@@ -253,7 +261,12 @@ impl Benchmark {
         out.flush()
     }
 
-    fn document(&self, description: &str, rows: &[Row]) -> Outcome<Vec<u8>> {
+    fn document(
+        &self,
+        description: &str,
+        rows: &[Row],
+        missing_keystream: Option<Missing>,
+    ) -> Outcome<Vec<u8>> {
         let document = Document {
             ringseal: env!("CARGO_PKG_VERSION"),
             description,
@@ -263,6 +276,7 @@ impl Benchmark {
             iterations: self.iterations,
             warmup: self.warmup,
             rows,
+            missing_keystream,
         };
         let mut json =
             serde_json::to_vec_pretty(&document).map_err(|error| Failure::Input(error.to_string()))?;

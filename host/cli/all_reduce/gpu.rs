@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::keystream::Missing;
 use super::membership::Membership;
 use ringseal::collective::{Crypto, Request};
 use ringseal::cuda::{
@@ -50,6 +51,8 @@ pub(super) struct GpuRanks {
     streams: Vec<Stream>,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
+    /// Where keystream is made before each all-reduce: how many it was not made for.
+    unprepared: Option<usize>,
 }
 
 /// Whose ranks.
@@ -70,9 +73,11 @@ impl GpuRanks {
     /// One rank on each of `devices`; they share a fresh secret.
     pub(super) fn new(devices: &[Device], options: GroupOptions) -> Result<Self> {
         let (image, secret) = (image(&devices[0])?, GroupSecret::random()?);
+        let mut keystream = false;
         let (team, max_bytes) = match options {
             GroupOptions::Fused(options) => {
                 let max_bytes = options.max_bytes;
+                keystream = options.keystream.is_some();
                 (Team::Group(GpuGroup::new(devices, image, &secret, options)?), max_bytes)
             }
             GroupOptions::Auto(options) => {
@@ -84,7 +89,7 @@ impl GpuRanks {
                 (Team::Seed(Box::new(SeedGroup::new(devices, image, &secret, options)?)), max_bytes)
             }
         };
-        Self::with_team(devices, team, max_bytes)
+        Self::with_team(devices, team, max_bytes, keystream)
     }
 
     /// One rank of a group of `ranks` processes, on `device`; with `auto` by the algorithm that is the fastest for a vector's
@@ -97,7 +102,7 @@ impl GpuRanks {
         auto: bool,
     ) -> Result<Self> {
         let (secret, meeting) = (&member.secret, member.meet(ranks)?);
-        let max_bytes = options.max_bytes;
+        let (max_bytes, keystream) = (options.max_bytes, options.keystream.is_some());
         let image = image(device)?;
         let team = if auto {
             let own = AutoCommunicator::new(secret, member.rank, ranks, meeting, device, image, options)?;
@@ -107,10 +112,10 @@ impl GpuRanks {
                 GpuCommunicator::with_image(secret, member.rank, ranks, meeting, device, image, options)?;
             Team::Member(Box::new(own))
         };
-        Self::with_team(std::slice::from_ref(device), team, max_bytes)
+        Self::with_team(std::slice::from_ref(device), team, max_bytes, keystream)
     }
 
-    fn with_team(devices: &[Device], team: Team, max_bytes: usize) -> Result<Self> {
+    fn with_team(devices: &[Device], team: Team, max_bytes: usize, keystream: bool) -> Result<Self> {
         let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>>>()?;
         let room = |(device, stream)| {
             let mut buffer = DeviceBuffer::new(device, max_bytes.max(1))?;
@@ -123,6 +128,7 @@ impl GpuRanks {
             inputs: devices.iter().zip(&streams).map(room).collect::<Result<_>>()?,
             outputs: devices.iter().zip(&streams).map(room).collect::<Result<_>>()?,
             streams,
+            unprepared: keystream.then_some(0),
         })
     }
 
@@ -145,6 +151,37 @@ impl GpuRanks {
             Team::AutoMember(own) => own.calibrated(),
             Team::Group(_) | Team::Seed(_) | Team::Member(_) => None,
         }
+    }
+
+    /// What had no keystream so far, where it is made before all-reduces.
+    pub(super) fn missing_keystream(&self) -> Result<Option<Missing>> {
+        let Some(all_reduces) = self.unprepared else { return Ok(None) };
+        let records = match &self.team {
+            Team::Group(group) => group.keystream_misses()?,
+            Team::Member(own) => own.keystream_misses()?,
+            Team::Auto(_) | Team::Seed(_) | Team::AutoMember(_) => 0,
+        };
+        Ok(Some(Missing { records, all_reduces }))
+    }
+
+    /// Has the keystream of an all-reduce of `bytes` bytes made, where it is to be, and waits for it.
+    fn prepare(&mut self, bytes: usize) -> Result<()> {
+        let Some(unprepared) = &mut self.unprepared else { return Ok(()) };
+        let made = match &mut self.team {
+            Team::Group(group) => {
+                let made = group.make_keystream(&[bytes])?;
+                group.wait_for_keystream()?;
+                made
+            }
+            Team::Member(own) => {
+                let made = own.make_keystream(&[bytes])?;
+                own.wait_for_keystream()?;
+                made
+            }
+            Team::Auto(_) | Team::Seed(_) | Team::AutoMember(_) => 0,
+        };
+        *unprepared += 1 - made;
+        Ok(())
     }
 
     /// Ends in good order.
@@ -218,12 +255,13 @@ impl GpuRanks {
     }
 
     fn run(&mut self, buffers: &[RankBuffers], bytes: usize, dtype: Dtype, op: ReduceOp) -> Result<Duration> {
+        let count = bytes / dtype.size();
+        self.prepare(count * dtype.size())?;
         let streams: Vec<&Stream> = self.streams.iter().collect();
         for stream in &streams {
             stream.synchronize()?;
         }
         let start = streams[0].record()?;
-        let count = bytes / dtype.size();
         // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
         // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
         let queued = unsafe {

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use ringseal::backend::Backend;
 use ringseal::channel::GroupSecret;
 use ringseal::collective::{Algorithm, Buffers, Communicator, Crypto, Nodes, Options, Request};
-use ringseal::cuda::{Calibrated, Device, GpuOptions, LaunchForm, SeedOptions, StepTimes};
+use ringseal::cuda::{Calibrated, Device, GpuOptions, KeystreamAhead, LaunchForm, SeedOptions, StepTimes};
 use ringseal::{Dtype, ReduceOp};
 
 use super::gpu::{self, GpuRanks, GroupOptions};
+use super::keystream::Missing;
 use super::membership::{Carrier, Joined, Membership};
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
@@ -74,6 +75,8 @@ pub(super) struct Setup {
     structure: Structure,
     record_bytes: Option<usize>,
     launch: LaunchForm,
+    /// Whether the keystream of all-reduces is made before they begin.
+    keystream: bool,
     /// When this process is one rank of them.
     membership: Option<Arc<Membership>>,
 }
@@ -146,7 +149,17 @@ impl Setup {
         let record_bytes = record.map(|ByteSize(bytes)| bytes);
         let membership = membership.map(Arc::new);
         let launch = LaunchForm::Auto;
-        Ok(Self { ranks, home, choice, crypto, structure, record_bytes, launch, membership })
+        Ok(Self {
+            ranks,
+            home,
+            choice,
+            crypto,
+            structure,
+            record_bytes,
+            launch,
+            keystream: false,
+            membership,
+        })
     }
 
     /// The same in another form of launches, if one is named.
@@ -163,6 +176,16 @@ impl Setup {
         }
     }
 
+    /// The same with keystream made before each all-reduce, if it is asked for.
+    pub(super) fn prepared(self, keystream: bool) -> Outcome<Self> {
+        match &self.home {
+            Home::Process(_) if keystream => {
+                Err(Failure::Input("--keystream: only GPUs make it ahead of time; use --backend cuda".into()))
+            }
+            _ => Ok(Self { keystream, ..self }),
+        }
+    }
+
     pub(super) fn ranks(&self) -> usize {
         self.ranks
     }
@@ -174,7 +197,8 @@ impl Setup {
 
     /// The ring without encryption, to compare with; `None` when there is nothing to compare.
     pub(super) fn plain_ring(&self) -> Option<Self> {
-        let plain = Self { choice: Choice::Always(Algorithm::Ring), crypto: Crypto::None, ..self.clone() };
+        let choice = Choice::Always(Algorithm::Ring);
+        let plain = Self { choice, crypto: Crypto::None, keystream: false, ..self.clone() };
         (self.crypto != Crypto::None).then_some(plain)
     }
 
@@ -183,6 +207,8 @@ impl Setup {
         matches!(self.home, Home::Gpus(_))
             && self.choice == Choice::Auto
             && self.structure == Structure::Fused
+            // It is one algorithm's.
+            && !self.keystream
     }
 
     /// The same with a fixed algorithm on GPUs, where calibrating would take longer than what is to be done.
@@ -249,7 +275,8 @@ impl Setup {
             }
         };
         let records = record_bytes.map_or(String::new(), |bytes| format!(", records of {}", ByteSize(bytes)));
-        Ok(format!("all-reduce, {ranks} ranks {home}, {algorithm}, {crypto}{records}"))
+        let keystream = if self.keystream { ", keystream ready" } else { "" };
+        Ok(format!("all-reduce, {ranks} ranks {home}, {algorithm}, {crypto}{records}{keystream}"))
     }
 
     fn options(&self, backend: Arc<dyn Backend>) -> Options {
@@ -288,8 +315,21 @@ impl Setup {
         let (defaults, record_bytes) = (GpuOptions::default(), self.record_bytes);
         let algorithm = self.gpu_algorithm();
         let timeout = self.membership.as_ref().map_or(defaults.timeout, |member| member.timeout);
-        let launch = self.launch;
-        GpuOptions { crypto: self.crypto, algorithm, max_bytes, record_bytes, launch, timeout, ..defaults }
+        let keystream = self.keystream.then_some(KeystreamAhead {
+            collectives: 1,
+            bytes: max_bytes.max(1),
+            makers: None,
+        });
+        GpuOptions {
+            crypto: self.crypto,
+            algorithm,
+            max_bytes,
+            record_bytes,
+            launch: self.launch,
+            timeout,
+            keystream,
+            ..defaults
+        }
     }
 }
 
@@ -352,6 +392,14 @@ impl Group {
         match self {
             Self::Gpus(ranks) => ranks.calibrated(),
             Self::Process(..) | Self::Nodes(_) => None,
+        }
+    }
+
+    /// What had no keystream so far, where it is made before all-reduces.
+    pub(super) fn missing_keystream(&self) -> Outcome<Option<Missing>> {
+        match self {
+            Self::Gpus(ranks) => Ok(ranks.missing_keystream()?),
+            Self::Process(..) | Self::Nodes(_) => Ok(None),
         }
     }
 
