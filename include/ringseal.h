@@ -386,6 +386,19 @@ typedef struct ringseal_options {
    * address that it was reached from.
    */
   const char *host;
+  /**
+   * Of a GPU communicator: all-reduces whose keystream is kept at once, made ahead of time by
+   * ringseal_gpu_make_keystream(). Default: none is kept.
+   */
+  size_t keystream_collectives;
+  /**
+   * Bytes of the longest of these all-reduces; what a longer one has beyond finds no keystream.
+   */
+  size_t keystream_bytes;
+  /**
+   * Multiprocessors that make keystream at a time. Default: all.
+   */
+  size_t keystream_makers;
 } ringseal_options;
 
 /**
@@ -710,6 +723,33 @@ ringseal_status ringseal_gpu_broadcast(const struct ringseal_gpu_communicator *c
                                        uint32_t dtype,
                                        size_t root,
                                        void *stream);
+
+/**
+ * Has keystream made, on a stream of low priority of the library's own, for the next `count` collectives: all-reduces of
+ * F32, F16 or BF16 sums or averages, of `bytes[0]`, `bytes[1]`, ... bytes, in this order. Doesn't wait. Writes to `made`,
+ * unless it is NULL, for how many of them, from the first on, there is or will be keystream: no more than the options keep,
+ * and none once a collective was captured in a graph, until the communicator is rekeyed.
+ *
+ * A collective uses what is ready when it gets to a record, and makes the rest itself; what was made for another collective
+ * or length is wiped unused. Results are the same, and other ranks need not do it. The options must keep keystream
+ * (keystream_collectives), which sealed rings and relay rings can, and exchanges of two ranks. Not yet run on a GPU.
+ */
+ringseal_status ringseal_gpu_make_keystream(const struct ringseal_gpu_communicator *communicator,
+                                            const size_t *bytes,
+                                            size_t count,
+                                            size_t *made);
+
+/**
+ * Waits until all keystream that was asked for is made, and all that was used is wiped.
+ */
+ringseal_status ringseal_gpu_wait_for_keystream(const struct ringseal_gpu_communicator *communicator);
+
+/**
+ * Writes how many records so far, modulo 2^32, found no keystream, of this rank's collectives with some. Wait for the
+ * collectives' stream first.
+ */
+ringseal_status ringseal_gpu_keystream_misses(const struct ringseal_gpu_communicator *communicator,
+                                              uint32_t *misses);
 
 /**
  * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the

@@ -55,6 +55,24 @@ pub(crate) unsafe fn bytes<'a>(name: &str, pointer: *const u8, bytes: usize) -> 
     }
 }
 
+/// Numbers that the caller gives. Null is allowed for none.
+///
+/// # Safety
+/// Null, or valid for reads of `count` numbers for `'a`, which nobody changes meanwhile.
+pub(crate) unsafe fn numbers<'a>(
+    name: &str,
+    pointer: *const usize,
+    count: usize,
+) -> Result<&'a [usize], Failure> {
+    check(name, pointer.is_null(), count.saturating_mul(size_of::<usize>()))?;
+    match count {
+        0 => Ok(&[]),
+        _ if !pointer.is_aligned() => Err(Failure::argument(format!("{name} is misaligned"))),
+        // SAFETY: not null, aligned and not too long, as checked; otherwise the caller's contract.
+        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
+    }
+}
+
 /// Bytes that the caller gives to be written. Null is allowed for none.
 ///
 /// # Safety

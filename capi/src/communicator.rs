@@ -1,6 +1,7 @@
 //! Sealed collectives on host memory.
 
 use std::ffi::{c_char, c_void};
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use ringseal::collective::{
     Algorithm, Bootstrap, Buffers, Communicator as Rank, Crypto, KeyLength, Options, Partition, Rendezvous,
     Request,
 };
+use ringseal::cuda::KeystreamAhead;
 use ringseal::{Dtype as HostDtype, Error, ReduceOp};
 
 use crate::argument;
@@ -114,7 +116,17 @@ pub struct GroupOptions {
     /// An IP address of this machine by which the other ranks reach it. Default: 127.0.0.1; with a rendezvous, the
     /// address that it was reached from.
     pub host: *const c_char,
+    /// Of a GPU communicator: all-reduces whose keystream is kept at once, made ahead of time by
+    /// ringseal_gpu_make_keystream(). Default: none is kept.
+    pub keystream_collectives: usize,
+    /// Bytes of the longest of these all-reduces; what a longer one has beyond finds no keystream.
+    pub keystream_bytes: usize,
+    /// Multiprocessors that make keystream at a time. Default: all.
+    pub keystream_makers: usize,
 }
+
+/// Of `GroupOptions` before it had keystream: a program that was compiled then gives no more.
+const OPTIONS_WITHOUT_KEYSTREAM: usize = offset_of!(GroupOptions, keystream_collectives);
 
 /// Gathers `bytes` bytes of every rank at every rank: gives `message`, and fills `gathered`, `bytes` times the number of
 /// ranks, in the order of the ranks. MPI_Allgather does just this. `bytes` is RINGSEAL_GATHER_BYTES on all ranks and in
@@ -175,9 +187,11 @@ impl Bootstrap for Callback {
     }
 }
 
+/// The caller's options; those that are not given are zeros.
+///
 /// # Safety
 /// Null, or `struct_bytes` bytes that begin as `GroupOptions` does.
-pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
+unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
     let mut all = GroupOptions {
         struct_bytes: 0,
         protection: 0,
@@ -187,20 +201,55 @@ pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpA
         timeout_ms: 0,
         key_bytes: 0,
         host: std::ptr::null(),
+        keystream_collectives: 0,
+        keystream_bytes: 0,
+        keystream_makers: 0,
     };
     if !given.is_null() {
         // SAFETY: the caller's contract; the first field is there in any case.
         let bytes = *unsafe { argument::reference("options", given.cast::<usize>())? };
-        // Longer ones come with later versions, which will take this length too.
-        if bytes != size_of::<GroupOptions>() {
+        // Longer ones come with later versions, which will take these lengths too.
+        if ![OPTIONS_WITHOUT_KEYSTREAM, size_of::<GroupOptions>()].contains(&bytes) {
             return Err(Failure::argument(format!(
                 "options->struct_bytes is {bytes}: set it to sizeof(ringseal_options), here {}",
                 size_of::<GroupOptions>()
             )));
         }
-        // SAFETY: the caller says that it is this structure; its fields allow any bits.
-        all = *unsafe { argument::reference("options", given)? };
+        // SAFETY: the caller says that it is this structure, or its beginning; its fields allow any bits.
+        unsafe { given.cast::<u8>().copy_to_nonoverlapping((&raw mut all).cast(), bytes) };
     }
+    Ok(all)
+}
+
+/// The keystream that is to be made ahead of time, if any.
+///
+/// # Safety
+/// As [`options`].
+pub(crate) unsafe fn keystream(given: *const GroupOptions) -> Result<Option<KeystreamAhead>, Failure> {
+    // SAFETY: the caller's contract.
+    let all = unsafe { read(given)? };
+    let (collectives, bytes) = (all.keystream_collectives, all.keystream_bytes);
+    let makers = match all.keystream_makers {
+        0 => None,
+        makers => Some(u32::try_from(makers).map_err(|_| {
+            Failure::argument(format!("options->keystream_makers is {makers}: no GPU has so many"))
+        })?),
+    };
+    match (collectives, bytes, makers) {
+        (0, 0, None) => Ok(None),
+        (0, ..) | (_, 0, _) => Err(Failure::argument(format!(
+            "options->keystream_collectives is {collectives} and keystream_bytes {bytes}: set both, or no field of \
+             keystream"
+        ))),
+        _ => Ok(Some(KeystreamAhead { collectives, bytes, makers })),
+    }
+}
+
+/// # Safety
+/// Null, or `struct_bytes` bytes that begin as `GroupOptions` does.
+pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
+    // SAFETY: the caller's contract.
+    let all = unsafe { read(given)? };
     let crypto = match all.protection {
         0 => Crypto::Gcm(KeyLength::Aes256),
         1 => Crypto::Gcm(KeyLength::Aes128),

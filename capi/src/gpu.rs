@@ -8,7 +8,7 @@ use ringseal::collective::{Partition, Request};
 use ringseal::cuda::{Device, GpuCommunicator as Rank, GpuOptions, RankBuffers, Stream};
 
 use crate::argument;
-use crate::communicator::{Callback, Gather, GroupOptions, check_ranks, options, secret};
+use crate::communicator::{Callback, Gather, GroupOptions, check_ranks, keystream, options, secret};
 use crate::status::{Failure, Status, guard, release};
 
 /// One rank of a group of processes on one machine, each with a GPU or a share of one. One thread at a time may use a
@@ -40,12 +40,12 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, secret, (options, host), chosen) = unsafe {
+        let (out, secret, (options, host), keystream, chosen) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
             // The GPU's default is not the CPU's.
             let chosen = !group_options.is_null() && (*group_options).schedule != 0;
-            (out, secret(secret_bytes)?, options(group_options)?, chosen)
+            (out, secret(secret_bytes)?, options(group_options)?, keystream(group_options)?, chosen)
         };
         let gather = gather.ok_or_else(|| Failure::argument("gather is null"))?;
         check_ranks(ranks)?;
@@ -59,6 +59,7 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
             max_bytes,
             timeout: options.timeout,
             key_bytes: options.key_bytes,
+            keystream,
             ..GpuOptions::default()
         };
         let bootstrap = Box::new(Callback { gather, user, ranks, host });
@@ -267,6 +268,68 @@ pub unsafe extern "C" fn ringseal_gpu_broadcast(
     let vectors = Vectors { input, output, count, dtype };
     // SAFETY: the caller's contract.
     unsafe { queue(communicator, vectors, || Ok(Request::Broadcast { root }), stream) }
+}
+
+/// Has keystream made, on a stream of low priority of the library's own, for the next `count` collectives: all-reduces of
+/// F32, F16 or BF16 sums or averages, of `bytes[0]`, `bytes[1]`, ... bytes, in this order. Doesn't wait. Writes to `made`,
+/// unless it is NULL, for how many of them, from the first on, there is or will be keystream: no more than the options keep,
+/// and none once a collective was captured in a graph, until the communicator is rekeyed.
+///
+/// A collective uses what is ready when it gets to a record, and makes the rest itself; what was made for another collective
+/// or length is wiped unused. Results are the same, and other ranks need not do it. The options must keep keystream
+/// (keystream_collectives), which sealed rings and relay rings can, and exchanges of two ranks. Not yet run on a GPU.
+///
+/// # Safety
+/// Pointers are NULL or valid; `bytes` holds `count` lengths.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_make_keystream(
+    communicator: *const GpuCommunicator,
+    bytes: *const usize,
+    count: usize,
+    made: *mut usize,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        with(communicator, |rank, _| {
+            let bytes = argument::numbers("bytes", bytes, count)?;
+            let made = if made.is_null() { None } else { Some(argument::place("made", made)?) };
+            let collectives = rank.make_keystream(bytes)?;
+            if let Some(made) = made {
+                made.write(collectives);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Waits until all keystream that was asked for is made, and all that was used is wiped.
+///
+/// # Safety
+/// NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_wait_for_keystream(communicator: *const GpuCommunicator) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { with(communicator, |rank, _| Ok(rank.wait_for_keystream()?)) }
+}
+
+/// Writes how many records so far, modulo 2^32, found no keystream, of this rank's collectives with some. Wait for the
+/// collectives' stream first.
+///
+/// # Safety
+/// Pointers are NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringseal_gpu_keystream_misses(
+    communicator: *const GpuCommunicator,
+    misses: *mut u32,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        with(communicator, |rank, _| {
+            let misses = argument::place("misses", misses)?;
+            misses.write(rank.keystream_misses()?);
+            Ok(())
+        })
+    }
 }
 
 /// Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the

@@ -181,6 +181,25 @@ static void creation(void) {
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 1, 0, 1024, NULL, NULL, NULL, &gpu));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 1, 1, 0, 1024, NULL, only_me, NULL, &gpu));
     FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 1, 9999, 1024, NULL, only_me, NULL, &gpu));
+    ringseal_options ahead = {.struct_bytes = sizeof ahead, .keystream_collectives = 2};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 1, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    CHECK(strstr(ringseal_last_error(), "keystream_bytes"));
+    ahead = (ringseal_options){.struct_bytes = sizeof ahead, .keystream_makers = 8};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 1, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    ahead = (ringseal_options){.struct_bytes = sizeof ahead, .keystream_collectives = 2, .keystream_bytes = 1024};
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    ahead.keystream_makers = (size_t)1 << 32;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    /* A program from before these options doesn't have them, whatever lies behind its own. */
+    ahead.struct_bytes = offsetof(ringseal_options, keystream_collectives);
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    ahead.struct_bytes += sizeof(size_t);
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    size_t made = 0;
+    uint32_t misses = 0;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_make_keystream(NULL, &made, 1, &made));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_wait_for_keystream(NULL));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_keystream_misses(NULL, &misses));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_all_reduce(NULL, vector, vector, 4, 0, 0, NULL));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_reduce_scatter(NULL, vector, vector, 4, 0, 0, NULL));
     FAILS(INVALID_ARGUMENT, ringseal_gpu_all_gather(NULL, vector, vector, 4, 0, NULL));
