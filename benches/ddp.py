@@ -26,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import ringseal
+from ringseal import KeystreamAhead
 from ringseal.ddp import SealedState, sealed_allreduce_hook
 
 # The proof is about sums and times, and its ranks have no secret from anyone: real ones come from attestation.
@@ -141,11 +142,21 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     protections = {"plain": "none", "sealed": arguments.protection}
     gpu = {"device": device} if device.type == "cuda" and not arguments.staged else {}
-    states = {name: SealedState(SECRET, protection=kind, **gpu) for name, kind in protections.items()}
+    ahead = {}
+    if arguments.keystream:
+        # Longer buckets are reduced in parts of 64 MiB.
+        ahead = {"keystream": KeystreamAhead(arguments.keystream, min(max(arguments.caps), 64) << 20)}
+    states = {
+        name: SealedState(SECRET, protection=kind, **gpu, **(ahead if name == "sealed" else {}))
+        for name, kind in protections.items()
+    }
     for cap_mb in arguments.caps:
         for name in arguments.models:
             for variant in VARIANTS:
+                misses = states["sealed"].keystream_misses
                 outcome = train(name, variant, cap_mb, arguments.iterations, arguments.small, device, states)
+                if arguments.keystream and variant.startswith("sealed"):
+                    outcome["keystream_misses"] = (states["sealed"].keystream_misses - misses) % 2**32
                 gathered: list = [None] * ranks
                 dist.all_gather_object(gathered, outcome)
                 # An iteration is over when its slowest rank is. The first ones warm up.
@@ -155,6 +166,8 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
                     "variant": variant, "losses": [other["losses"] for other in gathered],
                     "milliseconds": 1e3 * statistics.median(slowest[min(5, len(slowest) // 2):]),
                 }
+                if "keystream_misses" in outcome:
+                    row["keystream_misses"] = [other["keystream_misses"] for other in gathered]
                 if rank == 0:
                     results.put(row)
     for state in states.values():
@@ -238,9 +251,15 @@ def main() -> int:
     parser.add_argument("--protection", default="aes-256-gcm", choices=["aes-256-gcm", "aes-128-gcm"])
     parser.add_argument("--small", action="store_true", help="tiny models, for a quick check")
     parser.add_argument("--staged", action="store_true", help="let the CPU seal, through host memory")
+    parser.add_argument(
+        "--keystream", type=int, default=0, metavar="N",
+        help="let the GPU make the keystream of up to N buckets of the next iteration ahead of time",
+    )
     parser.add_argument("--limit", type=float, default=600, help="seconds for each number of ranks")
     parser.add_argument("--out", help="a JSON file for all figures")
     arguments = parser.parse_args()
+    if arguments.keystream and (arguments.device != "cuda" or arguments.staged):
+        parser.error("--keystream: only GPUs that seal make it; leave --staged and --device cpu out")
     rows: list[dict] = []
     for ranks in arguments.ranks:
         rows += run(ranks, arguments, rows)

@@ -16,7 +16,7 @@ b'a gradient'
 """
 
 from ._aead import Aead
-from ._communicator import Communicator, Gather, GpuCommunicator
+from ._communicator import Communicator, Gather, GpuCommunicator, KeystreamAhead
 from ._gpu_aead import GpuAead, Verdict
 from ._gpu_copy import GpuCopy
 from ._library import (
@@ -43,6 +43,7 @@ __all__ = [
     "GpuCommunicator",
     "GpuCopy",
     "HandshakeError",
+    "KeystreamAhead",
     "LostError",
     "PoisonedError",
     "UnsupportedError",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,7 +40,42 @@ def code(kind: str, table: dict[str, int], name: str) -> int:
         raise ValueError(f"no {kind} {name!r}; there are {', '.join(table)}") from None
 
 
-def _options(protection: str, schedule: str, backend: str, record_bytes: int, timeout: float, host: str) -> Options:
+@dataclass(frozen=True)
+class KeystreamAhead:
+    """How much keystream a :class:`GpuCommunicator` keeps of all-reduces to come.
+
+    Of a vector of S bytes that is 2 S by an exchange of two ranks, and of n ranks about 3 S by a relay ring and 4 S by a
+    ring, in the GPU's memory.
+    """
+
+    #: All-reduces whose keystream is kept at once.
+    collectives: int
+    #: Bytes of the longest of them; what a longer one has beyond finds no keystream.
+    bytes: int
+    #: Multiprocessors that make keystream at a time; 0: all.
+    makers: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.collectives < 1 << 32 and 0 < self.bytes < 1 << 48 and 0 <= self.makers < 1 << 32):
+            raise ValueError(f"{self}: numbers must be positive, and makers 0 or more")
+
+
+def _options(
+    protection: str,
+    schedule: str,
+    backend: str,
+    record_bytes: int,
+    timeout: float,
+    host: str,
+    keystream: KeystreamAhead | None = None,
+) -> Options:
+    kept = {}
+    if keystream is not None:
+        kept = {
+            "keystream_collectives": keystream.collectives,
+            "keystream_bytes": keystream.bytes,
+            "keystream_makers": keystream.makers,
+        }
     return Options(
         struct_bytes=ctypes.sizeof(Options),
         protection=code("protection", PROTECTIONS, protection),
@@ -48,6 +84,7 @@ def _options(protection: str, schedule: str, backend: str, record_bytes: int, ti
         record_bytes=record_bytes,
         timeout_ms=_milliseconds(timeout),
         host=host.encode(),
+        **kept,
     )
 
 
@@ -258,12 +295,14 @@ class GpuCommunicator:
         protection: str = "aes-256-gcm",
         schedule: str = "default",
         timeout: float = 30.0,
+        keystream: KeystreamAhead | None = None,
     ) -> None:
         """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``.
 
-        ``schedule`` is "default", "relay-ring", "ring", "direct", "tree" or "exchange".
+        ``schedule`` is "default", "relay-ring", "ring", "direct", "tree" or "exchange". ``keystream`` is what
+        :meth:`make_keystream` may make; sealed rings and relay rings can have it, and exchanges of two ranks.
         """
-        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1")
+        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream)
         if not 0 <= rank < ranks < 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")
         self._rank, self._ranks = rank, ranks
@@ -324,6 +363,32 @@ class GpuCommunicator:
         begin, end = ctypes.c_size_t(), ctypes.c_size_t()
         call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
         return slice(begin.value, end.value)
+
+    def make_keystream(self, lengths: Sequence[int]) -> int:
+        """Has keystream made for the next collectives, on a stream of low priority, and doesn't wait.
+
+        They are taken to be all-reduces of float32, float16 or bfloat16 sums or averages, of ``lengths`` bytes each, in this
+        order. Returns for how many of them, from the first on, there is or will be keystream. A collective uses what is
+        ready when it gets to a record and makes the rest itself; what was made for another collective or length is wiped
+        unused. Results are the same, and other ranks need not do it. Not yet run on a GPU.
+        """
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"lengths must not be negative: {list(lengths)}")
+        made = ctypes.c_size_t()
+        given = (ctypes.c_size_t * len(lengths))(*lengths)
+        call("ringseal_gpu_make_keystream", self._handle, given, len(lengths), ctypes.byref(made))
+        return made.value
+
+    def wait_for_keystream(self) -> None:
+        """Waits until all keystream that was asked for is made, and all that was used is wiped."""
+        call("ringseal_gpu_wait_for_keystream", self._handle)
+
+    @property
+    def keystream_misses(self) -> int:
+        """Records so far, modulo 2^32, that found no keystream in collectives with some. Wait for their stream first."""
+        misses = ctypes.c_uint32()
+        call("ringseal_gpu_keystream_misses", self._handle, ctypes.byref(misses))
+        return misses.value
 
     def outcome(self) -> None:
         """Raises what went wrong in the collectives that the stream has passed."""

@@ -81,6 +81,9 @@ class Options(ctypes.Structure):
         ("timeout_ms", c_uint64),
         ("key_bytes", c_uint64),
         ("host", c_char_p),
+        ("keystream_collectives", c_size_t),
+        ("keystream_bytes", c_size_t),
+        ("keystream_makers", c_size_t),
     ]
 
 
@@ -140,6 +143,9 @@ _FUNCTIONS = {
     "ringseal_gpu_reduce_scatter": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32, c_uint32, c_void_p],
     "ringseal_gpu_all_gather": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32, c_void_p],
     "ringseal_gpu_broadcast": [c_void_p, c_void_p, c_void_p, c_size_t, c_uint32, c_size_t, c_void_p],
+    "ringseal_gpu_make_keystream": [c_void_p, POINTER(c_size_t), c_size_t, POINTER(c_size_t)],
+    "ringseal_gpu_wait_for_keystream": [c_void_p],
+    "ringseal_gpu_keystream_misses": [c_void_p, POINTER(c_uint32)],
     "ringseal_gpu_outcome": [c_void_p],
     "ringseal_communicator_info": [c_void_p, POINTER(c_size_t), POINTER(c_size_t), POINTER(c_bool)],
     "ringseal_communicator_set_timeout": [c_void_p, c_uint64],

@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ._communicator import Communicator, GpuCommunicator
+from ._communicator import Communicator, GpuCommunicator, KeystreamAhead
+from ._foresight import Foresight, parts
 
 __all__ = ["SealedState", "sealed_all_gather", "sealed_allreduce_hook", "sealed_reduce_scatter"]
 
@@ -54,6 +55,7 @@ class SealedState:
         host: str = "127.0.0.1",
         device: torch.device | None = None,
         max_bytes: int = 64 << 20,
+        keystream: KeystreamAhead | None = None,
     ) -> None:
         """Joins the other ranks of ``process_group`` (the default one if None), all of which must do so.
 
@@ -63,7 +65,12 @@ class SealedState:
 
         With ``device``, a GPU, all-reduces of tensors on it are done by GPUs, which must be of one machine; mailboxes take
         four times ``max_bytes`` of its memory, and longer buckets are reduced in parts of that length.
+
+        With ``keystream`` too, which keeps it for that many buckets of that length, the GPU makes the next iteration's
+        keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md.
         """
+        if keystream is not None and device is None:
+            raise ValueError("keystream is made ahead of time by GPUs: give a device")
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
 
         def gather(message: bytes, _timeout: float) -> list[bytes]:
@@ -75,12 +82,15 @@ class SealedState:
             secret, rank, ranks, gather, protection=protection, schedule=schedule, timeout=timeout, host=host
         )
         self._gpu: GpuCommunicator | None = None
+        self._foresight: Foresight | None = None
         self._device, self._max_bytes = device, max_bytes
         if device is not None:
             self._gpu = GpuCommunicator(
                 secret, rank, ranks, gather, device=device.index or 0, max_bytes=max_bytes,
-                protection=protection, schedule=schedule, timeout=timeout,
+                protection=protection, schedule=schedule, timeout=timeout, keystream=keystream,
             )
+            if keystream is not None:
+                self._foresight = Foresight(self._gpu, max_bytes)
         self._sequence = 0
         self._staging: dict[torch.dtype, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -110,13 +120,25 @@ class SealedState:
 
     def rekey(self) -> None:
         """Starts a new session with new keys, together with all other ranks, after what was asked for before."""
-        outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def work() -> None:
             self._communicator.rekey()
             if self._gpu is not None:
                 self._gpu.rekey()
 
+        self._in_order(work)
+
+    @property
+    def keystream_misses(self) -> int:
+        """Records so far, modulo 2^32, that found no keystream in all-reduces with some, of this rank."""
+        misses: list[int] = []
+        if self._gpu is not None:
+            self._in_order(lambda: misses.append(self._gpu.keystream_misses))
+        return sum(misses)
+
+    def _in_order(self, work: Callable[[], None]) -> None:
+        """Does ``work`` after what was asked for before, and waits for it."""
+        outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._work.put(lambda: outcomes.put(_outcome(work)))
         _raise(outcomes.get())
 
@@ -139,11 +161,13 @@ class SealedState:
         target: torch.Tensor,
         exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None] | None,
         gpu_op: str | None = None,
+        ends_iteration: bool | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Queues ``exchange``, called with communicator and host tensors, from ``source`` to ``target``.
 
         The future's value is ``target``; its error, what the exchange raised. On a GPU it is a CUDA future: who waits for
-        it makes the current stream wait. ``gpu_op`` says that it is an all-reduce, which a GPU can do, and of what kind.
+        it makes the current stream wait. ``gpu_op`` says that it is an all-reduce, which a GPU can do, and of what kind;
+        ``ends_iteration``, unless None, that it comes again in each iteration, and whether as the last.
         """
         for tensor in (source, target):
             if not tensor.is_contiguous() or tensor.device != source.device:
@@ -152,7 +176,7 @@ class SealedState:
             raise ValueError(f"no collectives from {source.dtype} to {target.dtype}")
         self._sequence += 1
         if source.device.type == "cuda":
-            return self._on_gpu(source, target, exchange, gpu_op)
+            return self._on_gpu(source, target, exchange, gpu_op, ends_iteration)
         if source.device.type != "cpu":
             raise ValueError(f"no collectives on {source.device}")
         future: torch.futures.Future = torch.futures.Future()
@@ -172,6 +196,7 @@ class SealedState:
         target: torch.Tensor,
         exchange: Callable[[Communicator, torch.Tensor, torch.Tensor], None] | None,
         gpu_op: str | None,
+        ends_iteration: bool | None,
     ) -> torch.futures.Future[torch.Tensor]:
         device = source.device
         side = self._streams.get(device)
@@ -197,9 +222,8 @@ class SealedState:
         def by_gpu() -> None:
             side.wait_event(ready)
             size, dtype = source.element_size(), _DTYPES[source.dtype]
-            longest = self._max_bytes // size
-            for start in range(0, source.numel(), longest):
-                count, at = min(longest, source.numel() - start), start * size
+            for start, count in parts(source.numel(), size, self._max_bytes):
+                at = start * size
                 self._gpu.all_reduce_at(
                     source.data_ptr() + at, target.data_ptr() + at, count, dtype, gpu_op, side.cuda_stream
                 )
@@ -214,9 +238,24 @@ class SealedState:
                 errors.append(_outcome(by_gpu if on_gpu else through_host))
                 # Marks the side stream's end: who takes the value waits for it.
                 future.set_result(target)
+                if on_gpu and ends_iteration is not None:
+                    self._look_ahead(source, ends_iteration, errors[0] is None)
 
         self._work.put(work)
         return future.then(lambda done: _value(done, errors))
+
+    def _look_ahead(self, reduced: torch.Tensor, ends_iteration: bool, went_well: bool) -> None:
+        """Notes an all-reduce of an iteration. Nobody waits for this, so nothing is raised."""
+        foresight = self._foresight
+        if foresight is None:
+            return
+        if not went_well:
+            foresight.forget()
+            return
+        count, size, dtype = reduced.numel(), reduced.element_size(), _DTYPES[reduced.dtype]
+        if _outcome(lambda: foresight.reduced(count, size, dtype, ends_iteration)) is not None:
+            # All-reduces do without. What is wrong with the GPU, they say too.
+            self._foresight = None
 
     def _host(self, dtype: torch.dtype, count: int) -> torch.Tensor:
         """Pinned memory for ``count`` elements, kept for the next collective."""
@@ -257,7 +296,7 @@ def sealed_allreduce_hook(
             source.data_ptr(), target.data_ptr(), source.numel(), _DTYPES[source.dtype], "avg"
         )
 
-    return state.collective(gradients, gradients, exchange, gpu_op="avg")
+    return state.collective(gradients, gradients, exchange, gpu_op="avg", ends_iteration=bucket.is_last())
 
 
 def sealed_reduce_scatter(

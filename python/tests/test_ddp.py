@@ -12,6 +12,8 @@ import torch.multiprocessing as multiprocessing  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from ringseal import KeystreamAhead  # noqa: E402
+from ringseal._foresight import Foresight  # noqa: E402
 from ringseal.ddp import (  # noqa: E402
     SealedState,
     sealed_all_gather,
@@ -20,8 +22,8 @@ from ringseal.ddp import (  # noqa: E402
 )
 
 SECRET = bytes(range(32))
-# A GPU's gradients sealed by the CPU, and by the GPU itself.
-DEVICES = ["cpu"] + (["cuda", "gpu-sealed"] if torch.cuda.is_available() else [])
+# A GPU's gradients sealed by the CPU, by the GPU itself, and by the GPU with keystream that it made ahead of time.
+DEVICES = ["cpu"] + (["cuda", "gpu-sealed", "gpu-ahead"] if torch.cuda.is_available() else [])
 
 
 def model(device):
@@ -34,8 +36,10 @@ def model(device):
 
 
 def state_for(device, **options):
-    if device == "gpu-sealed":
+    if device in ("gpu-sealed", "gpu-ahead"):
         options["device"] = torch.device("cuda", 0)
+    if device == "gpu-ahead" and options.get("protection") != "none":
+        options["keystream"] = KeystreamAhead(collectives=8, bytes=4 << 20)
     return SealedState(SECRET, **options)
 
 
@@ -67,7 +71,7 @@ def averages(rank, device):
 
 
 def a_failure_stops_the_step(rank, device):
-    state, by_gpu = state_for(device, timeout=8), device == "gpu-sealed"
+    state, by_gpu = state_for(device, timeout=8), device in ("gpu-sealed", "gpu-ahead")
     device = "cpu" if device == "cpu" else "cuda"
     wrapped = DistributedDataParallel(model(device))
     wrapped.register_comm_hook(state, sealed_allreduce_hook)
@@ -95,6 +99,40 @@ def a_failure_stops_the_step(rank, device):
     whole = sealed_all_gather(state, torch.empty(6, device=device), part).wait()
     assert whole.tolist() == [0, 0, 0, 1, 1, 1]
     assert gradients(device, sealed_allreduce_hook, state).isfinite().all()
+    state.close()
+
+
+def an_iteration_ends_with_its_last_bucket(rank, device):
+    state, ends = SealedState(SECRET), []
+    collective = state.collective
+
+    def noting(*arguments, **options):
+        ends.append(options["ends_iteration"])
+        return collective(*arguments, **options)
+
+    state.collective = noting
+    gradients(device, bf16_compress_wrapper(sealed_allreduce_hook), state)
+    assert len(ends) == state.sequence > 2
+    assert ends.count(True) == 2 and ends[-1], "two iterations"
+    with pytest.raises(ValueError, match="give a device"):
+        SealedState(SECRET, keystream=KeystreamAhead(1, 1))
+    state.close()
+
+
+def keystream_ahead(rank, device):
+    state = state_for(device)
+    wrapped = DistributedDataParallel(model("cuda"), bucket_cap_mb=0.02)
+    wrapped.register_comm_hook(state, sealed_allreduce_hook)
+    for step in range(5):
+        before = state.keystream_misses
+        wrapped.zero_grad()
+        wrapped(torch.ones(16, 64, device="cuda")).square().sum().backward()
+        torch.cuda.synchronize()
+        # DDP has arranged its buckets anew by the second step. If they are fewer, some of the third step's have what was
+        # made for the first's; the fourth has keystream of the right lengths.
+        assert step < 3 or state.keystream_misses == before, step
+        state._in_order(state._gpu.wait_for_keystream)
+    assert state._foresight is not None
     state.close()
 
 
@@ -129,10 +167,24 @@ def rank_main(rank, ranks, port, work, device, outcomes):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("work, ranks", [(averages, 2), (averages, 4), (a_failure_stops_the_step, 2), (shards, 2)])
+@pytest.mark.parametrize(
+    "work, ranks",
+    [
+        (averages, 2),
+        (averages, 4),
+        (a_failure_stops_the_step, 2),
+        (an_iteration_ends_with_its_last_bucket, 2),
+        (keystream_ahead, 2),
+        (shards, 2),
+    ],
+)
 def test_on_processes(work, ranks, device):
-    if device == "gpu-sealed" and work is shards:
+    if device in ("gpu-sealed", "gpu-ahead") and work is shards:
         pytest.skip("only the all-reduce is done by GPUs")
+    if device != "gpu-ahead" and work is keystream_ahead:
+        pytest.skip("only a GPU that seals makes keystream ahead of time")
+    if device != "cpu" and work is an_iteration_ends_with_its_last_bucket:
+        pytest.skip("the same on all devices")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -149,3 +201,30 @@ def test_on_processes(work, ranks, device):
         for process in processes:
             process.join(5)
             process.terminate()
+
+
+class Listener:
+    """A communicator that notes what keystream it is asked for, or can't make it."""
+
+    def __init__(self, broken):
+        self.asked, self.broken = [], broken
+
+    def make_keystream(self, lengths):
+        self.asked.append(list(lengths))
+        if self.broken:
+            raise RuntimeError("no keystream")
+        return len(lengths)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_is_noted_of_an_iteration_never_fails_it(broken):
+    listener, state = Listener(broken), object.__new__(SealedState)
+    state._foresight = Foresight(listener, 1024)
+    state._look_ahead(torch.zeros(300), False, True)
+    state._look_ahead(torch.zeros(3), True, False)
+    for _ in range(2):
+        state._look_ahead(torch.zeros(300), False, True)
+        state._look_ahead(torch.zeros(5, dtype=torch.bfloat16), False, True)
+        state._look_ahead(torch.zeros(5, dtype=torch.float64), True, True)
+    # Who can't make keystream isn't asked again.
+    assert listener.asked == [[1024, 176, 10, 0]] * (1 if broken else 2)

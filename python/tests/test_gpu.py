@@ -210,11 +210,33 @@ def rank_main(rank, ranks, door, outcomes):
             return door.recv()
 
         with torch.cuda.device(0):
-            group = ringseal.GpuCommunicator(KEY, rank, ranks, gather, device=0, max_bytes=1 << 20)
+            ahead = ringseal.KeystreamAhead(collectives=2, bytes=1 << 20)
+            group = ringseal.GpuCommunicator(
+                KEY, rank, ranks, gather, device=0, max_bytes=1 << 20, keystream=ahead
+            )
+            keystream(torch, group, ranks)
             collectives(torch, group, rank, ranks)
         outcomes.put("fine")
     except BaseException:
         outcomes.put(traceback.format_exc())
+
+
+def keystream(torch, group, ranks):
+    stream, count = torch.cuda.Stream(), 1 << 18
+    for guess, missed in (([4 * count, 4 * count], False), ([4 * count], False), ([2 * count], True), ([], False)):
+        before = group.keystream_misses
+        assert group.make_keystream(guess) == len(guess)
+        group.wait_for_keystream()
+        vector = torch.ones(count, device="cuda")
+        torch.cuda.synchronize()
+        group.all_reduce_at(vector.data_ptr(), vector.data_ptr(), count, "float32", "sum", stream.cuda_stream)
+        stream.synchronize()
+        group.outcome()
+        assert torch.equal(vector, torch.full_like(vector, ranks))
+        assert (group.keystream_misses != before) == missed, guess
+    assert group.make_keystream([8] * 5) == 2, "no more than are kept"
+    with pytest.raises(ValueError, match="negative"):
+        group.make_keystream([-1])
 
 
 def collectives(torch, group, rank, ranks):
