@@ -5,7 +5,8 @@ mod support;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use npyz::WriterBuilder;
 use safetensors::tensor::TensorView;
@@ -373,4 +374,61 @@ fn what_cannot_be_read_or_written_leaves_nothing_behind() {
     }
     assert_eq!(fs::read(case.output()).unwrap(), b"before");
     assert_eq!(listing(case.directory.path()), ["rank0.safetensors", "rank1.safetensors", "sum.safetensors"]);
+}
+
+/// An .npy file of this many f32, which takes no place on the disk.
+#[cfg(unix)]
+fn sparse_npy(path: &Path, count: u64) {
+    let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},), }}");
+    // Version 1.0: the data begin at a multiple of 64 bytes, after spaces and a line feed.
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    let length = (10 + dictionary.len() + 1).next_multiple_of(64) - 10;
+    header.extend((length as u16).to_le_bytes());
+    header.extend(format!("{dictionary:<width$}\n", width = length - 1).into_bytes());
+    let mut file = fs::File::create(path).unwrap();
+    std::io::Write::write_all(&mut file, &header).unwrap();
+    file.set_len(header.len() as u64 + 4 * count).unwrap();
+}
+
+/// What `look` finds at last. Gives up, and ends the child, when that takes longer than any machine needs.
+#[cfg(unix)]
+fn wait_for<T>(child: &mut Child, mut look: impl FnMut(&mut Child) -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(found) = look(child) {
+            return found;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("waited for too long");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_reduction_leaves_nothing_behind() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let directory = tempfile::tempdir().unwrap();
+        let [first, second, sum] =
+            ["rank0.npy", "rank1.npy", "sum.npy"].map(|name| directory.path().join(name));
+        // 64 GiB each, so that it is at work when the signal comes.
+        sparse_npy(&first, 16 << 30);
+        sparse_npy(&second, 16 << 30);
+        fs::write(&sum, "before").unwrap();
+        let mut command = ringseal(["all-reduce", "--backend", "cpu", "--input"]);
+        command.args([&first, &second]).arg("--output").arg(&sum);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_for(&mut child, |child| {
+            assert_eq!(child.try_wait().unwrap(), None, "it has ended by itself");
+            listing(directory.path()).iter().any(|name| name.ends_with(".part")).then_some(())
+        });
+        let kill = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
+        assert!(kill.unwrap().success());
+        let status = wait_for(&mut child, |child| child.try_wait().unwrap());
+        assert_eq!(status.code(), Some(code), "SIG{signal}: {status}");
+        assert_eq!(listing(directory.path()), ["rank0.npy", "rank1.npy", "sum.npy"]);
+        assert_eq!(fs::read(&sum).unwrap(), b"before");
+    }
 }

@@ -4,6 +4,7 @@ mod all_reduce;
 mod copy_bench;
 mod failure;
 mod info;
+mod interruption;
 mod memory;
 mod output;
 mod ptx;
@@ -35,8 +36,8 @@ struct Cli {
     command: Option<Command>,
 }
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 done; 1 something did not verify or was wrong; 2 bad usage, input or output";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 something did not verify or was wrong; 2 bad usage, input or output; 130 and 143 ended by SIGINT \
+     (Ctrl-C) or SIGTERM, with no unfinished file left behind";
 
 #[derive(Subcommand, Debug)]
 enum Command {

@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
 use super::failure::{Failure, Outcome, shown};
+use super::interruption::Doomed;
 
-/// A file being written beside its target; [`commit`](Self::commit) moves it there. Dropped before that, it leaves
-/// nothing behind and the target as it was.
+/// A file being written beside its target; [`commit`](Self::commit) moves it there. Dropped before that, or interrupted, it
+/// leaves nothing behind and the target as it was.
 #[derive(Debug)]
 pub(crate) struct AtomicFile {
     target: PathBuf,
     temporary: BufWriter<NamedTempFile>,
+    doomed: Doomed,
 }
 
 impl AtomicFile {
@@ -48,7 +50,8 @@ impl AtomicFile {
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(fs::Permissions::from_mode(0o666)); // less the umask, as for any new file
         }
-        let temporary = builder.tempfile_in(directory).map_err(|error| {
+        let created = Doomed::create(|| builder.tempfile_in(directory), NamedTempFile::path);
+        let (temporary, doomed) = created.map_err(|error| {
             Failure::file(
                 path,
                 format_args!("cannot create a file in {}: {}", shown(directory), cause(&error)),
@@ -57,7 +60,7 @@ impl AtomicFile {
         if let Some(permissions) = existing {
             temporary.as_file().set_permissions(permissions).map_err(fail)?;
         }
-        Ok(Self { target, temporary: BufWriter::with_capacity(1 << 20, temporary) })
+        Ok(Self { target, temporary: BufWriter::with_capacity(1 << 20, temporary), doomed })
     }
 
     /// Appends bytes.
@@ -67,11 +70,11 @@ impl AtomicFile {
 
     /// Makes the bytes durable, then visible under the target's name in one step.
     pub(crate) fn commit(self) -> Outcome {
-        let Self { target, temporary } = self;
+        let Self { target, temporary, doomed } = self;
         let fail = |error: io::Error| Failure::file(&target, error);
         let temporary = temporary.into_inner().map_err(|error| fail(error.into_error()))?;
         temporary.as_file().sync_all().map_err(fail)?;
-        temporary.persist(&target).map_err(|error| fail(error.error))?;
+        doomed.spare(|| temporary.persist(&target)).map_err(|error| fail(error.error))?;
         // The rename itself lasts through a crash only when the directory is flushed too.
         #[cfg(unix)]
         File::open(directory_of(&target)).and_then(|directory| directory.sync_all()).map_err(fail)?;
