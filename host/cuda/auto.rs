@@ -619,7 +619,7 @@ fn refuse_keystream(options: &GpuOptions) -> Result<()> {
     match options.keystream {
         None => Ok(()),
         Some(_) => Err(Error::InvalidArgument(
-            "keystream ahead of time in a group that chooses its algorithm: name the exchange".into(),
+            "keystream ahead of time in a group that chooses its algorithm: name one".into(),
         )),
     }
 }
@@ -746,9 +746,10 @@ mod tests {
         }
         let keystream = Some(KeystreamAhead { collectives: 1, bytes: 1 << 20, makers: None });
         let ahead = GpuOptions { keystream, crypto: SEALED, ..GpuOptions::default() };
-        assert_eq!(ahead.candidates(2), [Algorithm::Exchange]);
+        assert_eq!(ahead.candidates(2), [Algorithm::RelayRing, Algorithm::Exchange]);
+        assert_eq!(ahead.candidates(4), [Algorithm::RelayRing]);
         assert_eq!(uncalibrated(&ahead, 2), Algorithm::Exchange);
-        assert!(!calibrates(&question(&ahead, 2, Topology::NvLink), &ahead));
+        assert!(refuse_keystream(&ahead).is_err() && refuse_keystream(&GpuOptions::default()).is_ok());
     }
 
     #[test]
