@@ -353,7 +353,8 @@ impl GpuGroup {
     /// graph, until [`Self::rekey`].
     ///
     /// A collective uses what is ready when it gets to a record, and makes the rest; what was made for another collective or
-    /// length is wiped unused. Results are the same.
+    /// length is wiped unused. What was asked for before stays as it was, also for collectives that are named again with
+    /// another length. Results are the same.
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a failure; [`Error::InvalidArgument`] without [`GpuOptions::keystream`];

@@ -100,6 +100,7 @@ impl Store {
         if latest.is_some_and(|latest| name <= latest) {
             return Ok(false);
         }
+        // Of whatever length: a step could claim pads of the first making while they are wiped for a second.
         if self.slots.contains(&Slot::Made { serial, name }) {
             return Ok(true);
         }

@@ -268,6 +268,16 @@ fn memory_is_bounded_and_what_is_past_makes_room() {
     assert!(store.prepare(7, name(5), 1, &mut gpu).unwrap());
 }
 
+/// Wiped and made again, it could go from under a step that claims the first making's pads.
+#[test]
+fn what_was_made_stays_whatever_length_is_asked_for_next() {
+    let (mut store, mut gpu) = with_key();
+    assert!(store.prepare(7, CHUNK, 1, &mut gpu).unwrap());
+    assert!(store.prepare(7, CHUNK, 2, &mut gpu).unwrap());
+    assert!(matches!(gpu.queue.make_contiguous(), [Work::Make { name: CHUNK, .. }]));
+    assert!(store.take(7, CHUNK, &mut gpu).unwrap().1.is_some());
+}
+
 /// A slot of which it is not known what it holds is never made or taken again.
 #[test]
 fn a_failed_queue_takes_its_slot_out_of_use() {
