@@ -47,8 +47,8 @@ pub const fn is_common(reduction: Reduction) -> bool {
 pub fn combine_common(reduction: Reduction, partial: Quad, local: Quad) -> Quad {
     match reduction >> 8 {
         dtype::F32 => words(partial, local, |a, b| f32_bits(f32::from_bits(a) + f32::from_bits(b))),
-        dtype::F16 => halves(partial, local, |a, b| f32_to_f16(f16_to_f32(a) + f16_to_f32(b))),
-        _ => halves(partial, local, |a, b| f32_to_bf16(bf16_to_f32(a) + bf16_to_f32(b))),
+        dtype::F16 => words(partial, local, f16_sums),
+        _ => words(partial, local, bf16_sums),
     }
 }
 
@@ -60,8 +60,8 @@ pub fn finish_common(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
     }
     match reduction >> 8 {
         dtype::F32 => words(sum, sum, |a, _| f32_bits(f32::from_bits(a) / ranks as f32)),
-        dtype::F16 => halves(sum, sum, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32)),
-        _ => halves(sum, sum, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32)),
+        dtype::F16 => words(sum, sum, |a, _| halves(a, a, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32))),
+        _ => words(sum, sum, |a, _| halves(a, a, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32))),
     }
 }
 
@@ -74,10 +74,12 @@ pub fn combine(reduction: Reduction, partial: Quad, local: Quad) -> Quad {
             words(partial, local, |a, b| f32_bits(float32(op, f32::from_bits(a), f32::from_bits(b))))
         }
         dtype::F64 => pairs(partial, local, |a, b| float64(op, f64::from_bits(a), f64::from_bits(b))),
-        dtype::F16 => halves(partial, local, |a, b| f32_to_f16(float32(op, f16_to_f32(a), f16_to_f32(b)))),
-        dtype::BF16 => {
-            halves(partial, local, |a, b| f32_to_bf16(float32(op, bf16_to_f32(a), bf16_to_f32(b))))
-        }
+        dtype::F16 => words(partial, local, |a, b| {
+            halves(a, b, |a, b| f32_to_f16(float32(op, f16_to_f32(a), f16_to_f32(b))))
+        }),
+        dtype::BF16 => words(partial, local, |a, b| {
+            halves(a, b, |a, b| f32_to_bf16(float32(op, bf16_to_f32(a), bf16_to_f32(b))))
+        }),
         dtype::I8 => bytes(partial, local, |a, b| signed(op, a as i8 as i32, b as i8 as i32)),
         dtype::U8 => bytes(partial, local, |a, b| unsigned(op, a, b)),
         dtype::I32 => words(partial, local, |a, b| signed(op, a as i32, b as i32)),
@@ -106,8 +108,10 @@ pub fn finish(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
     match reduction >> 8 {
         dtype::F32 => words(sum, sum, |a, _| f32_bits(f32::from_bits(a) / ranks as f32)),
         dtype::F64 => pairs(sum, sum, |a, _| f64_bits(f64::from_bits(a) / ranks as f64)),
-        dtype::F16 => halves(sum, sum, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32)),
-        dtype::BF16 => halves(sum, sum, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32)),
+        dtype::F16 => words(sum, sum, |a, _| halves(a, a, |a, _| f32_to_f16(f16_to_f32(a) / ranks as f32))),
+        dtype::BF16 => {
+            words(sum, sum, |a, _| halves(a, a, |a, _| f32_to_bf16(bf16_to_f32(a) / ranks as f32)))
+        }
         dtype::I8 => bytes(sum, sum, |a, _| (a as i8 as i32).wrapping_div(ranks as i32) as u32),
         dtype::I32 => words(sum, sum, |a, _| (a as i32 as i64 / ranks as i64) as u32),
         dtype::U8 => bytes(sum, sum, |a, _| a / ranks),
@@ -163,8 +167,8 @@ fn words(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
 }
 
 #[inline(always)]
-fn halves(a: Quad, b: Quad, f: impl Fn(u32, u32) -> u32) -> Quad {
-    words(a, b, |a, b| f(a & 0xffff, b & 0xffff) | f(a >> 16, b >> 16) << 16)
+fn halves(a: u32, b: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
+    f(a & 0xffff, b & 0xffff) | f(a >> 16, b >> 16) << 16
 }
 
 #[inline(always)]
@@ -261,6 +265,59 @@ fn f64_bits(value: f64) -> u64 {
     if value.is_nan() { 0x7ff8_0000_0000_0000 } else { value.to_bits() }
 }
 
+/// The sums of two pairs of f16. The instruction rounds the exact sum once, and f32 has at least 2 x 11 + 2 bits, so that
+/// rounding to f32 first gives the same (Figueroa, "When is double rounding innocuous?", 1995); so do sums of subnormal
+/// numbers, which are exact.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn f16_sums(a: u32, b: u32) -> u32 {
+    let sums: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!("add.rn.f16x2 {0}, {1}, {2};", out(reg32) sums, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    quiet_nans::<F16_INFINITY, F16_NAN>(sums)
+}
+
+/// As [`f16_sums`], of bf16, whose significands have 8 bits. Compute capability 8.0 has no addition: a product with 1.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn bf16_sums(a: u32, b: u32) -> u32 {
+    let sums: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!("fma.rn.bf16x2 {0}, {1}, {2}, {3};", out(reg32) sums, in(reg32) a, in(reg32) 0x3f80_3f80,
+            in(reg32) b, options(pure, nomem, nostack, preserves_flags));
+    }
+    quiet_nans::<BF16_INFINITY, BF16_NAN>(sums)
+}
+
+const F16_INFINITY: u32 = 0x7c00;
+const F16_NAN: u32 = 0x7e00;
+const BF16_INFINITY: u32 = 0x7f80;
+const BF16_NAN: u32 = 0x7fc0;
+
+/// A pair of halves, with `NAN` in the place of each that is not a number: whose bits but the sign are greater than those of
+/// `INFINITY`.
+#[cfg(any(target_arch = "nvptx64", test))]
+#[inline(always)]
+const fn quiet_nans<const INFINITY: u32, const NAN: u32>(halves: u32) -> u32 {
+    let sign = ((halves & 0x7fff_7fff) + 0x0001_0001 * (0x7fff - INFINITY)) & 0x8000_8000;
+    let whole = sign | sign - (sign >> 15);
+    halves & !whole | 0x0001_0001 * NAN & whole
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+fn f16_sums(a: u32, b: u32) -> u32 {
+    halves(a, b, |a, b| f32_to_f16(f16_to_f32(a) + f16_to_f32(b)))
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+fn bf16_sums(a: u32, b: u32) -> u32 {
+    halves(a, b, |a, b| f32_to_bf16(bf16_to_f32(a) + bf16_to_f32(b)))
+}
+
 #[inline(always)]
 fn bf16_to_f32(bits: u32) -> f32 {
     f32::from_bits(bits << 16)
@@ -271,7 +328,7 @@ fn bf16_to_f32(bits: u32) -> f32 {
 fn f32_to_bf16(value: f32) -> u32 {
     let bits = value.to_bits();
     let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    if value.is_nan() { 0x7fc0 } else { rounded }
+    if value.is_nan() { BF16_NAN } else { rounded }
 }
 
 #[cfg(target_arch = "nvptx64")]
@@ -295,7 +352,7 @@ fn f32_to_f16(value: f32) -> u32 {
         core::arch::asm!("cvt.rn.f16.f32 {0}, {1};", out(reg16) bits, in(reg32) value,
             options(pure, nomem, nostack, preserves_flags));
     }
-    if value.is_nan() { 0x7e00 } else { bits as u32 }
+    if value.is_nan() { F16_NAN } else { bits as u32 }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -305,5 +362,66 @@ fn f16_to_f32(bits: u32) -> f32 {
 
 #[cfg(not(target_arch = "nvptx64"))]
 fn f32_to_f16(value: f32) -> u32 {
-    if value.is_nan() { 0x7e00 } else { half::f16::from_f32(value).to_bits() as u32 }
+    if value.is_nan() { F16_NAN } else { half::f16::from_f32(value).to_bits() as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nans_and_nothing_else_become_the_canonical_one() {
+        for low in 0..=0xffff_u32 {
+            let high = low.wrapping_mul(0x9e37) & 0xffff;
+            let expected = |bits: u32, nan: bool, canonical: u32| if nan { canonical } else { bits };
+            let f16 = |bits: u32| expected(bits, half::f16::from_bits(bits as u16).is_nan(), F16_NAN);
+            let bf16 = |bits: u32| expected(bits, half::bf16::from_bits(bits as u16).is_nan(), BF16_NAN);
+            let pair = low | high << 16;
+            assert_eq!(quiet_nans::<F16_INFINITY, F16_NAN>(pair), f16(low) | f16(high) << 16);
+            assert_eq!(quiet_nans::<BF16_INFINITY, BF16_NAN>(pair), bf16(low) | bf16(high) << 16);
+        }
+    }
+
+    /// What the GPU's packed additions do, which round the exact sum once, is what the sums in f32 are, rounded twice. Sums of
+    /// f16 are exact in f64.
+    #[test]
+    fn sums_rounded_twice_are_sums_rounded_once() {
+        let mut state = 1_u32;
+        let mut random = || {
+            state = state.wrapping_mul(0x915f_77f5).wrapping_add(12345);
+            state >> 16
+        };
+        for _ in 0..2_000_000 {
+            let (a, b) = (random() & 0xffff, random() & 0xffff);
+            let (x, y) = (half::bf16::from_bits(a as u16), half::bf16::from_bits(b as u16));
+            if !x.is_nan() && !y.is_nan() {
+                let exact = odd_sum(x.to_f64(), y.to_f64());
+                let once = half::bf16::from_f64(exact);
+                let expected = if once.is_nan() { BF16_NAN } else { once.to_bits() as u32 };
+                assert_eq!(bf16_sums(a, b) & 0xffff, expected, "{a:#06x} + {b:#06x}");
+            }
+            let (x, y) = (half::f16::from_bits(a as u16), half::f16::from_bits(b as u16));
+            if !x.is_nan() && !y.is_nan() {
+                let once = half::f16::from_f64(x.to_f64() + y.to_f64());
+                let expected = if once.is_nan() { F16_NAN } else { once.to_bits() as u32 };
+                assert_eq!(f16_sums(a, b) & 0xffff, expected, "{a:#06x} + {b:#06x}");
+            }
+        }
+    }
+
+    /// The sum rounded to odd (Boldo and Melquiond, 2008), so that rounding it again is rounding the exact one.
+    fn odd_sum(a: f64, b: f64) -> f64 {
+        let sum = a + b;
+        if !sum.is_finite() {
+            return sum;
+        }
+        // The error of the sum (Knuth's two-sum), exact.
+        let part = sum - a;
+        let error = (a - (sum - part)) + (b - part);
+        if error == 0.0 || sum.to_bits() & 1 == 1 {
+            return sum;
+        }
+        let away = (error > 0.0) == (sum > 0.0);
+        f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
+    }
 }
