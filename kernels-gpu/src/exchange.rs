@@ -432,12 +432,19 @@ impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS,
                 }
             }
         };
+        let pad_of = |first: i32| {
+            let (at, whole) = (first + bits::opaque(thread::index()) as i32, whole_of(first));
+            // SAFETY: places in the record's pad, or none.
+            unsafe { load_received(pads(), [at, at + APART as i32], bytes, whole) }
+        };
         let before = bits::opaque(thread::index()) as i32 - (THREADS + pad) as i32;
         // SAFETY: prepared.
         let mut chains = unsafe { GroupedChains::new(associated_data(associated, before), tiles) };
         // The tile's first block, counted from the text's first.
         let mut first = -(pad as i32);
         let mut next = fetch(first);
+        // To seal, the pad is needed at once: so it is fetched ahead too. To open, the products come first.
+        let mut next_pad = if SEAL { pad_of(first) } else { [[0; 4]; 2] };
         while first < bytes.div_ceil(16) as i32 {
             let left = (bytes.div_ceil(16) as i32 - first) as u32 / TILE - 1;
             let (at, whole) = (first + bits::opaque(thread::index()) as i32, whole_of(first));
@@ -445,9 +452,10 @@ impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS,
             let values = next;
             // SAFETY: places in the record, or none; all threads of the block run this loop alike.
             unsafe {
-                let key_stream = load_received(pads(), places, bytes, whole);
+                let key_stream = if SEAL { next_pad } else { pad_of(first) };
                 if SEAL {
                     next = fetch(first + TILE as i32);
+                    next_pad = pad_of(first + TILE as i32);
                     let mut text = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
                     if !whole {
                         text = [inside(text[0], places[0], bytes), inside(text[1], places[1], bytes)];
