@@ -293,8 +293,10 @@ fn bf16_sums(a: u32, b: u32) -> u32 {
     quiet_nans::<BF16_INFINITY, BF16_NAN>(sums)
 }
 
+#[cfg(any(target_arch = "nvptx64", test))]
 const F16_INFINITY: u32 = 0x7c00;
 const F16_NAN: u32 = 0x7e00;
+#[cfg(any(target_arch = "nvptx64", test))]
 const BF16_INFINITY: u32 = 0x7f80;
 const BF16_NAN: u32 = 0x7fc0;
 
