@@ -306,8 +306,8 @@ const BF16_NAN: u32 = 0x7fc0;
 #[inline(always)]
 const fn quiet_nans<const INFINITY: u32, const NAN: u32>(halves: u32) -> u32 {
     let sign = ((halves & 0x7fff_7fff) + 0x0001_0001 * (0x7fff - INFINITY)) & 0x8000_8000;
-    let whole = sign | sign - (sign >> 15);
-    halves & !whole | 0x0001_0001 * NAN & whole
+    let whole = sign | (sign - (sign >> 15));
+    (halves & !whole) | ((0x0001_0001 * NAN) & whole)
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
