@@ -10,14 +10,16 @@ pub use ringseal_ptx_build::manifest::{
     Constant, Counts, Field, Kernel, Manifest, Module, Structure, Target,
 };
 
+// Statics: a constant of so many bytes would be in every object file that names it.
+
 /// The module for H100 and H200 (compute capability 9.0).
-pub const SM_90A: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_90a.ptx"));
+pub static SM_90A: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_90a.ptx"));
 
 /// The module for A100 (compute capability 8.0) and, compiled by the driver, everything newer.
-pub const SM_80: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_80.ptx"));
+pub static SM_80: &str = include_str!(concat!(env!("OUT_DIR"), "/ringseal_sm_80.ptx"));
 
 /// The manifest's text.
-pub const MANIFEST_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/manifest.json"));
+pub static MANIFEST_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/manifest.json"));
 
 /// What is in the modules: kernels, parameters, block sizes, shared memory.
 pub fn manifest() -> &'static Manifest {
