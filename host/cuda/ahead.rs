@@ -118,13 +118,9 @@ impl Ahead {
         let mut misses = DeviceBuffer::new(module.device(), 4)?;
         misses.fill(0, &memory.stream)?;
         memory.stream.synchronize()?;
-        let bits = match length {
-            KeyLength::Aes128 => 128,
-            KeyLength::Aes256 => 256,
-        };
         Ok(Self {
             store: Store::new(slots),
-            maker: Maker { memory, round_keys: BTreeMap::new(), bits, record_bytes },
+            maker: Maker { memory, round_keys: BTreeMap::new(), bits: 8 * length.bytes(), record_bytes },
             misses,
             next: None,
         })

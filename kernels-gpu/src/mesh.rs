@@ -22,7 +22,7 @@
 //! and hence completed s. A whole all-reduce's result depends on every rank's vector, so that nobody can; in the other
 //! collectives each rank tells all others that it has started ([`started_at`]), and waits until it has been told by all.
 
-use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::device::{self, Quad, global, thread};
 use crate::params::SHARED_BASE;
 use crate::reduce::{Reduction, combine_wide, is_narrow, rounded, widened};
 use crate::ring::{
@@ -32,9 +32,6 @@ use crate::ring::{
 use crate::step::{
     ACCUMULATE, FINISH, KEEP, KEEP_ROUNDED, RECEIVE, REDUCE, SEND, SEND_KEPT, SEND_STORED, STORE, Step,
 };
-
-/// The thread that awaits signals, in another warp than [`RELEASER`].
-const POLLER: u32 = THREADS - 32;
 
 /// Where one message to another rank goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,7 +261,9 @@ unsafe fn advance<W: Wire>(block: &Block, mesh: &Mesh, wire: &mut W, step: &Step
     let received = params.signals_in + (step.receives as u64 * params.records as u64 + signal) * SIGNAL_BYTES;
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
-        let arrived = || step.actions & RECEIVE == 0 || arrived::<W>(block, step, index, received);
+        let message = failed_message(step.from, step.receives);
+        let arrived =
+            || step.actions & RECEIVE == 0 || ring::arrived(block, W::VERDICT, message, index, received);
         let Some(tag) = wire.transfer(block, mesh, step, &record, arrived) else {
             return false;
         };
@@ -301,36 +300,6 @@ unsafe fn release<W: Wire>(block: &Block, mesh: &Mesh, step: &Step, signal: u64,
             global::store_release_sys(sent + 16, block.sequence);
             at += 1;
         }
-    }
-}
-
-/// Waits for a signal; false when a rank has failed or the deadline has passed. A barrier for the block.
-#[inline(always)]
-unsafe fn arrived<W: Wire>(block: &Block, step: &Step, record: u32, signal: u64) -> bool {
-    // SAFETY: by the caller's promise; the verdict's last readers have passed the barrier in `Wire::transfer`.
-    unsafe {
-        if thread::index() == POLLER {
-            let mut verdict = true;
-            while global::load_volatile_u64(signal + 16) != block.sequence {
-                if aborted(block) {
-                    verdict = false;
-                    break;
-                }
-                if device::nanotime() > block.deadline {
-                    let message = failed_message(step.from, step.receives);
-                    fail(block, failure::pack(failure::DEADLINE, message, record));
-                    verdict = false;
-                    break;
-                }
-                device::spin_pause();
-            }
-            // Orders the block's loads of the record after the signal.
-            global::load_acquire_sys(signal + 16);
-            shared::store_u32::<0>(W::VERDICT, verdict as u32);
-        }
-        device::sync_threads();
-        // From one lane, so that the compiler sees that what follows is uniform.
-        warp::shuffle(shared::load_u32::<0>(W::VERDICT), 0) != 0
     }
 }
 

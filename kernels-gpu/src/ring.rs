@@ -350,7 +350,8 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
         (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
-        let arrived = || step.actions & RECEIVE == 0 || arrived::<W>(block, step.receives, index, received);
+        let arrived =
+            || step.actions & RECEIVE == 0 || arrived(block, W::VERDICT, step.receives, index, received);
         let Some((tag_in, tag_out)) = wire.transfer(block, step, &record, arrived) else {
             return false;
         };
@@ -374,10 +375,14 @@ pub(crate) fn differ(a: Quad, b: Quad) -> bool {
     (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) != 0
 }
 
-/// Waits for a signal; false when a rank has failed or the deadline has passed. A barrier for the block.
+/// Waits for a signal; false when a rank has failed or the deadline has passed, of which the failure word says `message` and
+/// `record`. A barrier for the block, which uses the word of shared memory at `place` between barriers.
+///
+/// # Safety
+/// As [`collective`]; the place's last readers have passed a barrier.
 #[inline(always)]
-unsafe fn arrived<W: Wire>(block: &Block, message: u32, record: u32, signal: u64) -> bool {
-    // SAFETY: by the caller's promise; the verdict's last readers have passed the barrier in `Wire::transfer`.
+pub(crate) unsafe fn arrived(block: &Block, place: u32, message: u32, record: u32, signal: u64) -> bool {
+    // SAFETY: the caller's.
     unsafe {
         if thread::index() == POLLER {
             let mut verdict = true;
@@ -395,11 +400,11 @@ unsafe fn arrived<W: Wire>(block: &Block, message: u32, record: u32, signal: u64
             }
             // Orders the block's loads of the record after the signal.
             global::load_acquire_sys(signal + 16);
-            shared::store_u32::<0>(W::VERDICT, verdict as u32);
+            shared::store_u32::<0>(place, verdict as u32);
         }
         device::sync_threads();
         // From one lane, so that the compiler sees that what follows is uniform.
-        warp::shuffle(shared::load_u32::<0>(W::VERDICT), 0) != 0
+        warp::shuffle(shared::load_u32::<0>(place), 0) != 0
     }
 }
 

@@ -477,14 +477,8 @@ impl Group {
             .collect();
         let grids: Vec<_> = (0..self.setup.ranks)
             .map(|rank| {
-                let ranks = self.setup.ranks;
-                let ring = SealedRingParams {
-                    ring: self.params(rank),
-                    own: own.sealed(rank),
-                    predecessor: keys.sealed((rank + ranks - 1) % ranks),
-                    call: call(&self.setup),
-                    senders: keys.senders.as_ptr() as u64,
-                };
+                let ring = self.sealed_params(keys, rank, self.params(rank));
+                let ring = SealedRingParams { own: own.sealed(rank), ..ring };
                 let params = PaddedRingParams {
                     ring,
                     pads: tables[rank as usize].as_ptr() as u64,
@@ -505,13 +499,7 @@ impl Group {
     fn exchange(&self, keys: &Keys, sealers: u32, sealed: &[Vec<u64>; 2], kernel: unsafe fn(ExchangeParams)) {
         let grids: Vec<_> = (0..2)
             .map(|rank| {
-                let ring = SealedRingParams {
-                    ring: self.params(rank),
-                    own: keys.sealed(rank),
-                    predecessor: keys.sealed(1 - rank),
-                    call: call(&self.setup),
-                    senders: 0,
-                };
+                let ring = self.sealed_params(keys, rank, self.params(rank));
                 let sealed = sealed[rank as usize].as_ptr() as u64;
                 let params = ExchangeParams { ring, sealed, sealers, reserved: 0 };
                 // SAFETY: the group's memory is as the parameters say.
@@ -873,13 +861,7 @@ fn an_exchange_with_pads_has_the_same_bits() {
                     .collect();
                 let grids: Vec<_> = (0..2)
                     .map(|rank| {
-                        let ring = SealedRingParams {
-                            ring: group.params(rank),
-                            own: keys.sealed(rank),
-                            predecessor: keys.sealed(1 - rank),
-                            call: call(&group.setup),
-                            senders: 0,
-                        };
+                        let ring = group.sealed_params(&keys, rank, group.params(rank));
                         let sealed = sealed[rank as usize].as_ptr() as u64;
                         let [seals, opens] = &pads[rank as usize];
                         let params = PaddedExchangeParams {
