@@ -2,7 +2,8 @@
 //! run everywhere.
 //!
 //! `RINGSEAL_TEST_PTX=FILE` tests that PTX in place of the embedded one. `RINGSEAL_TEST_SMALL=1` leaves out long messages and
-//! processes, for tools that make kernels a hundred times slower (scripts/sanitize).
+//! processes, for tools that make kernels a hundred times slower (scripts/sanitize). `RINGSEAL_TEST_TRACE=1` names each test
+//! that takes the GPU for itself, which finds one that does not end.
 #![allow(clippy::print_stdout, reason = "what is skipped, and start-up times, belong in the output")]
 
 mod aead;
@@ -128,7 +129,8 @@ fn shared(
 const SLOW: Duration = Duration::from_secs(1);
 
 /// Runs a test, and says how long it took once it had its turn.
-fn timed(name: &str, test: impl FnOnce() -> support::Outcome) -> Result<(), Failed> {
+fn timed(name: &'static str, test: impl FnOnce() -> support::Outcome) -> Result<(), Failed> {
+    turns::is(name);
     let start = Instant::now();
     let result = test();
     let time = start.elapsed().saturating_sub(turns::waited());

@@ -11,6 +11,12 @@ static GPU: RwLock<()> = RwLock::new(());
 
 thread_local! {
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static NAME: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// This thread's test, for who reads the trace.
+pub(crate) fn is(name: &'static str) {
+    NAME.set(name);
 }
 
 /// Until the guard is dropped no other test uses the GPU.
@@ -18,6 +24,9 @@ pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
     let start = Instant::now();
     let guard = GPU.write().unwrap_or_else(PoisonError::into_inner);
     WAITED.set(start.elapsed());
+    if std::env::var_os("RINGSEAL_TEST_TRACE").is_some() {
+        println!("{} has the GPU", NAME.get());
+    }
     guard
 }
 
