@@ -34,6 +34,7 @@ mod execute;
 mod nodes;
 mod partition;
 mod reduce;
+pub mod reference;
 mod rendezvous;
 pub mod schedule;
 mod vectors;

@@ -10,5 +10,6 @@ mod group;
 mod kernels;
 mod model;
 mod properties;
+mod reference;
 mod tamper;
 mod wire;
