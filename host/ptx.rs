@@ -44,26 +44,44 @@ pub const fn text(target: Target) -> &'static str {
     }
 }
 
+/// A run of lines, and the kernel that it is; `None` for what all kernels need.
+type Part = (Option<&'static str>, &'static str);
+
+/// Cuts a module's text at its kernels.
+fn parts(text: &'static str) -> Vec<Part> {
+    const ENTRY: &str = ".visible .entry ";
+    let mut parts = Vec::new();
+    let (mut start, mut end) = (0, 0);
+    let (mut kernel, mut braces) = (None, Braces::default());
+    for line in text.split_inclusive('\n') {
+        if let Some(head) = line.strip_prefix(ENTRY) {
+            parts.push((None, &text[start..end]));
+            start = end;
+            kernel = head.split('(').next();
+        }
+        end += line.len();
+        if kernel.is_some() && braces.close_in(line) {
+            parts.push((kernel.take(), &text[start..end]));
+            start = end;
+        }
+    }
+    parts.push((None, &text[start..]));
+    parts
+}
+
 /// The module of a target with one of its kernels only, which takes the driver a fraction of the time to compile; `None` when
 /// the target has no such kernel.
 pub fn kernel(target: Target, name: &str) -> Option<String> {
-    const ENTRY: &str = ".visible .entry ";
-    let (mut module, mut found) = (String::new(), false);
-    // While the line is of an entry: whether of the right one.
-    let (mut entry, mut braces) = (None, Braces::default());
-    for line in text(target).split_inclusive('\n') {
-        if let Some(head) = line.strip_prefix(ENTRY) {
-            entry = Some(head.split('(').next()? == name);
-            found |= entry == Some(true);
-        }
-        if entry != Some(false) {
-            module.push_str(line);
-        }
-        if entry.is_some() && braces.close_in(line) {
-            entry = None;
-        }
-    }
-    found.then_some(module)
+    // Found once: to look through megabytes for each kernel would hold up the start of every group.
+    static SM_90A_PARTS: LazyLock<Vec<Part>> = LazyLock::new(|| parts(SM_90A));
+    static SM_80_PARTS: LazyLock<Vec<Part>> = LazyLock::new(|| parts(SM_80));
+    let parts = match target {
+        Target::Sm90a => &*SM_90A_PARTS,
+        Target::Sm80 => &*SM_80_PARTS,
+    };
+    let found = parts.iter().any(|(kernel, _)| *kernel == Some(name));
+    let needed = parts.iter().filter(|(kernel, _)| kernel.is_none_or(|kernel| kernel == name));
+    found.then(|| needed.map(|(_, text)| *text).collect())
 }
 
 /// The target whose module a device of compute capability `major.minor` loads; `None` below 8.0, which is not supported.
