@@ -3,6 +3,7 @@
 use std::slice::from_ref;
 use std::time::Duration;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::Request;
 use ringseal::cuda::{AutoGroup, Device, DeviceBuffer, GpuOptions, RankBuffers, Stream};
@@ -55,8 +56,8 @@ fn sums(gpu: &Device, crypto: Crypto) -> Outcome {
         let counts = [0, 1, 1000].into_iter().chain(ends).filter(|count| 4 * count <= LONGEST);
         for count in counts.collect::<Vec<_>>() {
             for (rank, vector) in vectors.iter_mut().enumerate() {
-                let input: Vec<u8> = (0..count).flat_map(|at| value(rank, at).to_le_bytes()).collect();
-                vector.write(0, &input, &streams[rank])?;
+                let input: Vec<_> = (0..count).map(|at| value(rank, at)).collect();
+                vector.write(0, cast_slice(&input), &streams[rank])?;
             }
             let place =
                 |vector: &DeviceBuffer| RankBuffers { input: vector.pointer(), output: vector.pointer() };
@@ -67,10 +68,10 @@ fn sums(gpu: &Device, crypto: Crypto) -> Outcome {
             streams.iter().try_for_each(Stream::synchronize)?;
             group.outcome()?;
             let total = |at: usize| (0..ranks).fold(0_u32, |sum, rank| sum.wrapping_add(value(rank, at)));
-            let right: Vec<u8> = (0..count).flat_map(|at| total(at).to_le_bytes()).collect();
+            let right: Vec<_> = (0..count).map(total).collect();
+            let mut output = vec![0_u32; count];
             for (rank, vector) in vectors.iter().enumerate() {
-                let mut output = vec![0; 4 * count];
-                vector.read(0, &mut output, &streams[rank])?;
+                vector.read(0, cast_slice_mut(&mut output), &streams[rank])?;
                 ensure!(output == right, "{ranks} ranks, {count} elements: rank {rank} has other sums");
             }
         }

@@ -72,7 +72,8 @@ fn compare(pair: &Pair, device: &Device, input: &[u8], output_bytes: usize, mess
         slice.copy_from_slice(&input[message.source..][..message.bytes]);
         pair.cpu.ctr_xor(message.counter, message.width, slice)?;
     }
-    if let Some(at) = (0..output_bytes).find(|&at| output[at] != expected[at]) {
+    if output != expected {
+        let at = (0..output_bytes).find(|&at| output[at] != expected[at]).unwrap_or(0);
         let message = messages.iter().rfind(|message| message.destination <= at);
         return Err(match message {
             Some(message) => format!(
@@ -190,10 +191,17 @@ fn advance(counter: [u8; 16], width: CounterWidth, blocks: u64) -> [u8; 16] {
     (counter & !counting | sum & counting).to_be_bytes()
 }
 
-/// Random bytes in device memory: 16 MiB of them, over and over.
-fn random_on_device(device: &Device, stream: &Stream, bytes: usize) -> Result<DeviceBuffer, Box<dyn Error>> {
+/// Bytes of a long message that a thread checks at once, and after which the message repeats itself.
+const PATTERN: usize = 16 << 20;
+
+/// Random bytes in device memory: [`PATTERN`] of them, also returned, over and over.
+fn random_on_device(
+    device: &Device,
+    stream: &Stream,
+    bytes: usize,
+) -> Result<(DeviceBuffer, Vec<u8>), Box<dyn Error>> {
     let mut buffer = DeviceBuffer::new(device, bytes)?;
-    let pattern = random_bytes(bytes.min(16 << 20))?;
+    let pattern = random_bytes(PATTERN)?;
     buffer.write(0, &pattern, stream)?;
     let mut filled = pattern.len();
     while filled < bytes {
@@ -202,24 +210,36 @@ fn random_on_device(device: &Device, stream: &Stream, bytes: usize) -> Result<De
         unsafe { stream.copy(buffer.pointer() + filled as u64, buffer.pointer(), more)? };
         filled += more;
     }
-    Ok(buffer)
+    Ok((buffer, pattern))
 }
 
 /// Compares windows of a long message: `(offset, bytes)`, offsets multiples of 16; each on a CPU thread of its own.
 fn compare_windows(
     pair: &Pair,
     (counter, width): ([u8; 16], CounterWidth),
-    (input, output): (&DeviceBuffer, &DeviceBuffer),
+    (pattern, output): (&[u8], &DeviceBuffer),
     stream: &Stream,
     windows: &[(usize, usize)],
 ) -> Outcome {
     let check = |&(offset, bytes): &(usize, usize)| -> Result<(), String> {
         let attempt = || -> ringseal::Result<bool> {
-            let (mut expected, mut found) = (vec![0; bytes], vec![0; bytes]);
-            input.read(offset, &mut expected, stream)?;
-            output.read(offset, &mut found, stream)?;
-            pair.cpu.ctr_xor(advance(counter, width, offset as u64 / 16), width, &mut expected)?;
-            Ok(found == expected)
+            let mut found = vec![0; bytes.min(PATTERN)];
+            let mut expected = Vec::with_capacity(found.len());
+            let (mut at, end) = (offset, offset + bytes);
+            while at < end {
+                // To where the pattern begins anew.
+                let piece = &pattern[at % PATTERN..][..(PATTERN - at % PATTERN).min(end - at)];
+                expected.clear();
+                expected.extend_from_slice(piece);
+                pair.cpu.ctr_xor(advance(counter, width, at as u64 / 16), width, &mut expected)?;
+                let found = &mut found[..piece.len()];
+                output.read(at, found, stream)?;
+                if *found != expected[..] {
+                    return Ok(false);
+                }
+                at += piece.len();
+            }
+            Ok(true)
         };
         match attempt() {
             Ok(true) => Ok(()),
@@ -240,7 +260,7 @@ fn one_gibibyte(device: &Device) -> Outcome {
     let kernels = kernels(device)?;
     let stream = Stream::new(device)?;
     let bytes = 1 << 30;
-    let input = random_on_device(device, &stream, bytes)?;
+    let (input, pattern) = random_on_device(device, &stream, bytes)?;
     let mut output = DeviceBuffer::new(device, bytes)?;
     for (key_bytes, width) in
         [(16, CounterWidth::Full128), (24, CounterWidth::Gcm32), (32, CounterWidth::Gcm32)]
@@ -255,7 +275,7 @@ fn one_gibibyte(device: &Device) -> Outcome {
             pair.gpu.ctr_xor(counter, width, input.pointer(), output.pointer(), bytes as u64, &stream)?;
         }
         let windows: Vec<_> = (0..16).map(|part| (part * (bytes / 16), bytes / 16)).collect();
-        compare_windows(&pair, (counter, width), (&input, &output), &stream, &windows)?;
+        compare_windows(&pair, (counter, width), (&pattern, &output), &stream, &windows)?;
     }
     Ok(())
 }
@@ -264,7 +284,7 @@ fn past_four_gibibytes(device: &Device) -> Outcome {
     let kernels = kernels(device)?;
     let stream = Stream::new(device)?;
     let bytes = (4 << 30) + 37;
-    let input = random_on_device(device, &stream, bytes)?;
+    let (input, pattern) = random_on_device(device, &stream, bytes)?;
     let mut output = DeviceBuffer::new(device, bytes + 16)?;
     output.fill(GUARD, &stream)?;
     let pair = Pair::random(&kernels, 16)?;
@@ -281,7 +301,7 @@ fn past_four_gibibytes(device: &Device) -> Outcome {
         ((1 << 32) - window / 2, window / 2 + 37),
         (end - window, window + bytes % 16),
     ];
-    compare_windows(&pair, (counter, CounterWidth::Gcm32), (&input, &output), &stream, &windows)?;
+    compare_windows(&pair, (counter, CounterWidth::Gcm32), (&pattern, &output), &stream, &windows)?;
     let mut tail = [0; 16];
     output.read(bytes, &mut tail, &stream)?;
     ensure!(tail == [GUARD; 16], "written past the end: {tail:02x?}");

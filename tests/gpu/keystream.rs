@@ -1,5 +1,6 @@
 //! Keystream made ahead of time, and the steps that use it, against the CPU's AES-GCM.
 
+use bytemuck::cast_slice;
 use ringseal::aead::{Aead, AesKey, Iv};
 use ringseal::cuda::{
     Chunk, ChunkMemory, ChunkSide, ChunkWork, Device, DeviceBuffer, Keystream, KeystreamOptions, Stream,
@@ -126,8 +127,8 @@ impl Bench {
     fn check(&mut self, work: ChunkWork, sequence: u64) -> Outcome {
         let elements = |seed: u8| -> Result<Vec<u8>, Box<dyn std::error::Error>> {
             let random = random_bytes(self.bytes.div_ceil(4))?;
-            let words = random.iter().flat_map(|&byte| (f32::from(byte ^ seed) * 0.37).to_le_bytes());
-            Ok(words.take(self.bytes).collect())
+            let words: Vec<_> = random.iter().map(|&byte| f32::from(byte ^ seed) * 0.37).collect();
+            Ok(cast_slice(&words)[..self.bytes].to_vec())
         };
         let (text, local) = (elements(1)?, elements(2)?);
         let (received, tags_in) = self.seal(sequence, OPENS, &text)?;
@@ -138,10 +139,13 @@ impl Bench {
         let (chunk, memory) = (self.chunk(sequence), self.memory());
         // SAFETY: the bench's memory, which nothing else uses.
         unsafe { self.keystream.step(work, &chunk, &memory, &self.stream)? };
-        let word = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        let sum = || text.chunks(4).zip(local.chunks(4)).flat_map(|(a, b)| (word(a) + word(b)).to_le_bytes());
+        let word = |bytes: [u8; 4]| f32::from_le_bytes(bytes);
         let plain: Vec<u8> = match work {
-            ChunkWork::Reduce | ChunkWork::ReduceSeal => sum().collect(),
+            ChunkWork::Reduce | ChunkWork::ReduceSeal => {
+                let pairs = text.as_chunks().0.iter().zip(local.as_chunks().0);
+                let sums: Vec<_> = pairs.map(|(a, b)| word(*a) + word(*b)).collect();
+                cast_slice(&sums).to_vec()
+            }
             _ => text.clone(),
         };
         if matches!(work, ChunkWork::Seal | ChunkWork::ReduceSeal) {
@@ -337,9 +341,8 @@ fn exchange(device: &Device) -> Outcome {
         }
         let vectors = [random_bytes(BYTES / 4)?, random_bytes(BYTES / 4)?]
             .map(|random| random.iter().map(|&byte| f32::from(byte) * 0.37).collect::<Vec<f32>>());
-        let bytes = |vector: &[f32]| vector.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         for (rank, vector) in ranks.iter_mut().zip(&vectors) {
-            rank.vector.write(0, &bytes(vector), &rank.stream)?;
+            rank.vector.write(0, cast_slice(vector), &rank.stream)?;
         }
         let chunk = |own: usize| Chunk {
             call: CALL,
@@ -380,7 +383,7 @@ fn exchange(device: &Device) -> Outcome {
         let sum: Vec<f32> = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a + b).collect();
         for (own, rank) in ranks.iter().enumerate() {
             ensure!(
-                rank.vector.to_host(&rank.stream)?[..BYTES] == bytes(&sum),
+                rank.vector.to_host(&rank.stream)?[..BYTES] == *cast_slice::<_, u8>(&sum),
                 "rank {own}, {sequence}: the sum"
             );
             let verdicts = rank.verdicts.to_host(&rank.stream)?;

@@ -16,7 +16,9 @@ use ringseal::cuda::{
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
-use crate::support::{GpuTest, HostTest, Outcome, ensure, image, is_small, longest, random_bytes, stride};
+use crate::support::{
+    GpuTest, HostTest, Outcome, all_are, ensure, image, is_small, longest, random_bytes, stride,
+};
 use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
@@ -329,7 +331,7 @@ impl Ranks {
             let own = start..given.end.clamp(start, around.end);
             let guards = [around.start..own.start, own.end..around.end];
             bytes[own.clone()] == self.vectors[rank][own]
-                && guards.into_iter().all(|guard| bytes[guard].iter().all(|&byte| byte == GUARD))
+                && guards.into_iter().all(|guard| all_are(&bytes[guard], GUARD))
         };
         ensure!(
             kept(0..wanted.start) && kept(wanted.end..bytes.len()),
@@ -816,6 +818,7 @@ fn tamper_launched(gpus: &[Device], request: Request, algorithm: Algorithm, laun
         let expected = ranks.expected(&case)?;
         // Loads the kernels, which may have to wait for those that run.
         ranks.succeeds(&case, &expected)?;
+        let mut bytes = Vec::new();
         let messages = match request {
             _ if algorithm == Algorithm::Exchange => 1,
             Request::AllReduce(_) => 2 * (count - 1),
@@ -859,8 +862,10 @@ fn tamper_launched(gpus: &[Device], request: Request, algorithm: Algorithm, laun
                         .into());
                     }
                 }
-                for (rank, result) in ranks.results(&case)?.iter().enumerate() {
-                    let wiped = result.iter().all(|&byte| byte == 0);
+                for rank in 0..count {
+                    let place = ranks.read(&case, rank, &mut bytes)?;
+                    let result = &bytes[place];
+                    let wiped = all_are(result, 0);
                     // Ranks that had all they need before the message was refused may keep it. Only with its last message
                     // has a rank all of an all-reduce.
                     let last = message == messages - 1

@@ -1,6 +1,8 @@
 //! The all-reduce in the published structure: the tags of its MAC, the bits of its results, and failures.
 
 use std::error::Error;
+use std::mem;
+use std::ops::Range;
 use std::slice::from_ref;
 
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
@@ -17,7 +19,9 @@ use ringseal_kernels::step::chunk;
 use ringseal_kernels::table_ghash::{MOST_CHAINS, MacKeyParams, MacParams, mac_key_bytes};
 
 use crate::ring::{Meddler, gpus, places};
-use crate::support::{GpuTest, HostTest, Outcome, ensure, image, is_small, longest, random, random_bytes};
+use crate::support::{
+    GpuTest, HostTest, Outcome, all_are, ensure, image, is_small, longest, random, random_bytes,
+};
 use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
@@ -98,9 +102,8 @@ fn tags(gpu: &Device) -> Outcome {
             j0[..12].copy_from_slice(&nonce);
             j0[15] = 1;
             // One byte more, so that an empty text has an address too.
-            let mut uploaded = text.clone();
-            uploaded.push(GUARD);
-            let text = DeviceBuffer::from_host(&uploaded, &stream)?;
+            text.push(GUARD);
+            let text = DeviceBuffer::from_host(&text, &stream)?;
             tag.fill(GUARD, &stream)?;
             let mut params = MacParams {
                 aad: [words(&padded), words(&padded[16..]), words(&padded[32..])],
@@ -160,13 +163,24 @@ struct Ranks {
     vectors: Vec<Vec<u8>>,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
+    /// Memory for what is read from an output: fresh pages for each would take longer than reading it.
+    read: Vec<u8>,
 }
 
 impl Ranks {
     fn new(devices: &[Device], options: SeedOptions) -> Result<Self, Box<dyn Error>> {
+        let vectors = random_vectors(devices.len(), options.max_bytes)?;
+        Self::with_vectors(devices, options, vectors)
+    }
+
+    /// Of [`random_vectors`], one for each device.
+    fn with_vectors(
+        devices: &[Device],
+        options: SeedOptions,
+        vectors: Vec<Vec<u8>>,
+    ) -> Result<Self, Box<dyn Error>> {
         let bytes = options.max_bytes + GUARD_BYTES;
         let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
-        let vectors = devices.iter().map(|_| random_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
         let mut inputs = Vec::new();
         for (vector, stream) in vectors.iter().zip(&streams) {
             inputs.push(DeviceBuffer::from_host(vector, stream)?);
@@ -175,7 +189,7 @@ impl Ranks {
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         let algorithm = options.algorithm;
         let group = SeedGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?;
-        Ok(Self { group, algorithm, streams, vectors, inputs, outputs })
+        Ok(Self { group, algorithm, streams, vectors, inputs, outputs, read: Vec::new() })
     }
 
     fn start(&mut self, case: &Case) -> Result<(), Box<dyn Error>> {
@@ -203,55 +217,33 @@ impl Ranks {
         Ok(())
     }
 
-    /// Each rank's result, once it is sure that nothing around it was written.
-    fn results(&self, case: &Case) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
-        let mut results = Vec::new();
-        for (rank, (output, stream)) in self.outputs.iter().zip(&self.streams).enumerate() {
-            let mut bytes = vec![0; case.offset + case.bytes() + GUARD_BYTES];
-            output.read(0, &mut bytes, stream)?;
-            let end = case.offset + case.bytes();
-            let mut around = bytes[..case.offset].iter().chain(&bytes[end..]);
-            ensure!(around.all(|&byte| byte == GUARD), "{case:?}: rank {rank} wrote beyond its result");
-            results.push(bytes[case.offset..end].to_vec());
-        }
-        Ok(results)
+    /// Reads a rank's output; where in `bytes` its result lies, once it is sure that nothing around it was written.
+    fn read(&self, case: &Case, rank: usize, bytes: &mut Vec<u8>) -> Result<Range<usize>, Box<dyn Error>> {
+        let end = case.offset + case.bytes();
+        bytes.resize(end + GUARD_BYTES, 0);
+        self.outputs[rank].read(0, bytes, &self.streams[rank])?;
+        let untouched = all_are(&bytes[..case.offset], GUARD) && all_are(&bytes[end..], GUARD);
+        ensure!(untouched, "{case:?}: rank {rank} wrote beyond its result");
+        Ok(case.offset..end)
     }
 
-    /// What every rank must get: one operand after the other, each sum rounded.
+    /// As [`expected`] of these ranks' vectors.
     fn expected(&self, case: &Case) -> Vec<u8> {
-        let ranks = self.vectors.len();
-        let input = |rank: usize| &self.vectors[rank][case.offset..][..case.bytes()];
-        if ranks == 1 {
-            return input(0).to_vec();
-        }
-        let reduction = reduction(case.dtype as u32, case.op as u32);
-        let sum = match self.algorithm {
-            Algorithm::Tree => tree(&input, 0, ranks, reduction),
-            _ => {
-                let mut sum = vec![0; case.bytes()];
-                for index in 0..ranks {
-                    let (at, bytes) = chunk(index as u32, ranks as u32, case.bytes() as u64);
-                    let range = at as usize..(at + bytes) as usize;
-                    let part = |rank: usize| &input(rank % ranks)[range.clone()];
-                    let first = part(index).to_vec();
-                    let chunk = (index + 1..index + ranks)
-                        .fold(first, |sum, rank| quads(&sum, part(rank), |a, b| combine(reduction, a, b)));
-                    sum[range].copy_from_slice(&chunk);
-                }
-                sum
-            }
-        };
-        quads(&sum, &sum, |sum, _| finish(reduction, ranks as u32, sum))
+        expected(&self.vectors, case, self.algorithm)
     }
 
-    fn succeeds(&mut self, case: &Case) -> Outcome {
-        let expected = self.expected(case);
+    fn succeeds(&mut self, case: &Case, expected: &[u8]) -> Outcome {
         self.start(case)?;
         self.wait()?;
         self.group.outcome().map_err(|error| format!("{case:?}: {error}"))?;
         let ranks = self.vectors.len();
-        for (rank, result) in self.results(case)?.into_iter().enumerate() {
-            if let Some(at) = (0..result.len()).find(|&at| result[at] != expected[at]) {
+        let mut bytes = mem::take(&mut self.read);
+        for rank in 0..ranks {
+            let place = self.read(case, rank, &mut bytes)?;
+            let result = &bytes[place];
+            // Slices are compared many bytes at a time; which byte it is matters only then.
+            if result != expected {
+                let at = (0..result.len()).find(|&at| result[at] != expected[at]).unwrap_or(0);
                 let (found, right) = (result[at], expected[at]);
                 return Err(format!(
                     "{case:?}, {ranks} ranks: byte {at} on rank {rank} is {found:#04x}, not {right:#04x}"
@@ -259,8 +251,42 @@ impl Ranks {
                 .into());
             }
         }
+        self.read = bytes;
         Ok(())
     }
+}
+
+/// Random vectors of up to `max_bytes` bytes for so many ranks, and a guard's bytes more each.
+fn random_vectors(ranks: usize, max_bytes: usize) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    (0..ranks).map(|_| random_bytes(max_bytes + GUARD_BYTES)).collect()
+}
+
+/// What every rank must get: one operand after the other, each sum rounded.
+fn expected(vectors: &[Vec<u8>], case: &Case, algorithm: Algorithm) -> Vec<u8> {
+    let ranks = vectors.len();
+    let input = |rank: usize| &vectors[rank][case.offset..][..case.bytes()];
+    if ranks == 1 {
+        return input(0).to_vec();
+    }
+    let reduction = reduction(case.dtype as u32, case.op as u32);
+    let mut sum = match algorithm {
+        Algorithm::Tree => tree(&input, 0, ranks, reduction),
+        _ => {
+            let mut sum = vec![0; case.bytes()];
+            for index in 0..ranks {
+                let (at, bytes) = chunk(index as u32, ranks as u32, case.bytes() as u64);
+                let range = at as usize..(at + bytes) as usize;
+                let sum = &mut sum[range.clone()];
+                sum.copy_from_slice(&input(index)[range.clone()]);
+                for rank in index + 1..index + ranks {
+                    quads(sum, &input(rank % ranks)[range.clone()], |a, b| combine(reduction, a, b));
+                }
+            }
+            sum
+        }
+    };
+    each_quad(&mut sum, |sum| finish(reduction, ranks as u32, sum));
+    sum
 }
 
 /// `(x[v] + t(2v+1)) + t(2v+2)`.
@@ -268,28 +294,35 @@ fn tree<'a>(input: &dyn Fn(usize) -> &'a [u8], node: usize, ranks: usize, reduct
     let mut sum = input(node).to_vec();
     for child in [2 * node + 1, 2 * node + 2] {
         if child < ranks {
-            sum = quads(&sum, &tree(input, child, ranks, reduction), |a, b| combine(reduction, a, b));
+            quads(&mut sum, &tree(input, child, ranks, reduction), |a, b| combine(reduction, a, b));
         }
     }
     sum
 }
 
-/// An operation on vectors, quad by quad.
-fn quads(a: &[u8], b: &[u8], operation: impl Fn([u32; 4], [u32; 4]) -> [u32; 4]) -> Vec<u8> {
-    let quad = |bytes: &[u8]| {
-        let mut block = [0; 16];
-        block[..bytes.len()].copy_from_slice(bytes);
-        words(&block)
-    };
-    let pairs = a.chunks(16).zip(b.chunks(16));
-    let results = pairs
-        .flat_map(|(a, b)| operation(quad(a), quad(b)).map(u32::to_le_bytes).concat()[..a.len()].to_vec());
-    results.collect()
+/// An operation on vectors, quad by quad; the result replaces the first.
+fn quads(a: &mut [u8], b: &[u8], operation: impl Fn([u32; 4], [u32; 4]) -> [u32; 4]) {
+    let mut others = b.chunks(16);
+    each_quad(a, |a| operation(a, quad(others.next().unwrap_or_default())));
+}
+
+/// Replaces each quad, of which the last may be cut short.
+fn each_quad(bytes: &mut [u8], mut operation: impl FnMut([u32; 4]) -> [u32; 4]) {
+    for bytes in bytes.chunks_mut(16) {
+        let result = operation(quad(bytes)).map(u32::to_le_bytes);
+        bytes.copy_from_slice(&result.as_flattened()[..bytes.len()]);
+    }
+}
+
+/// Up to 16 bytes, and zeros after them.
+fn quad(bytes: &[u8]) -> [u32; 4] {
+    let mut block = [0; 16];
+    block[..bytes.len()].copy_from_slice(bytes);
+    words(&block)
 }
 
 /// Random bits, so infinities, subnormal numbers and NaNs of all payloads are among the floats.
 fn same_bits_as_model(gpus: &[Device], options: &SeedOptions) -> Outcome {
-    let _alone = alone();
     let long = LONG.min(longest() / 8);
     let mut cases = Vec::new();
     for dtype in Dtype::ALL {
@@ -305,15 +338,23 @@ fn same_bits_as_model(gpus: &[Device], options: &SeedOptions) -> Outcome {
     {
         cases.push(Case { dtype, op, count: long, offset: 0, in_place: false });
     }
-    for (number, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
+    let mut prepared = Vec::new();
+    // The model's part comes first, while others have the GPU.
+    for ranks in [1, 2, 3, 4, 8] {
         if is_small() && ranks > 3 {
             continue;
         }
+        let vectors = random_vectors(ranks, 4 * long)?;
+        let right: Vec<_> = cases.iter().map(|case| expected(&vectors, case, options.algorithm)).collect();
+        prepared.push((vectors, right));
+    }
+    let _alone = alone();
+    for (number, (vectors, right)) in prepared.into_iter().enumerate() {
         let key = [KeyLength::Aes128, KeyLength::Aes256][number % 2];
         let options = SeedOptions { max_bytes: 4 * long, key, ..options.clone() };
-        let mut ranks = Ranks::new(&places(gpus, ranks), options)?;
-        for case in &cases {
-            ranks.succeeds(case)?;
+        let mut ranks = Ranks::with_vectors(&places(gpus, vectors.len()), options, vectors)?;
+        for (case, right) in cases.iter().zip(&right) {
+            ranks.succeeds(case, right)?;
         }
     }
     Ok(())
@@ -332,9 +373,10 @@ fn tamper(gpus: &[Device]) -> Outcome {
         let mut ranks = Ranks::new(&devices, options)?;
         let case =
             Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: false };
-        // Loads the kernels, which may have to wait for those that run.
-        ranks.succeeds(&case)?;
         let expected = ranks.expected(&case);
+        // Loads the kernels, which may have to wait for those that run.
+        ranks.succeeds(&case, &expected)?;
+        let mut bytes = Vec::new();
         for (victim, device) in devices.iter().enumerate() {
             let mut meddler = Meddler::new(device)?;
             let storm = Stream::new(device)?;
@@ -357,10 +399,12 @@ fn tamper(gpus: &[Device]) -> Outcome {
                             .into());
                         }
                     }
-                    for (rank, result) in ranks.results(&case)?.iter().enumerate() {
-                        let wiped = result.iter().all(|&byte| byte == 0);
+                    for rank in 0..count {
+                        let place = ranks.read(&case, rank, &mut bytes)?;
+                        let result = &bytes[place];
+                        let wiped = all_are(result, 0);
                         // Ranks that nothing reached that came from the refused message keep what is right.
-                        let complete = rank != victim && *result == expected;
+                        let complete = rank != victim && *result == expected[..];
                         ensure!(wiped || complete, "message {slot} to rank {victim}: rank {rank} kept data");
                     }
                     ensure!(ranks.group.is_poisoned(), "not poisoned");
@@ -370,8 +414,8 @@ fn tamper(gpus: &[Device]) -> Outcome {
                     }
                     ranks.group.rekey()?;
                 }
-                ranks.succeeds(&case)?;
-                ranks.succeeds(&case)?;
+                ranks.succeeds(&case, &expected)?;
+                ranks.succeeds(&case, &expected)?;
             }
         }
     }
@@ -391,7 +435,8 @@ fn only_ciphertext_crosses(gpu: &Device) -> Outcome {
         }
         ranks.vectors.iter_mut().for_each(|vector| vector[..bytes].copy_from_slice(&ones));
         let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: bytes / 4, offset: 0, in_place: true };
-        ranks.succeeds(&case)?;
+        let expected = ranks.expected(&case);
+        ranks.succeeds(&case, &expected)?;
         for rank in 0..3 {
             let received = ranks.group.mailbox(rank).0.to_host(&ranks.streams[rank])?;
             let found = [1.0f32, 2.0, 3.0].map(|sum| {
@@ -415,7 +460,8 @@ fn epochs(gpu: &Device) -> Outcome {
         for _ in 0..9 {
             ranks.start(&case)?;
         }
-        ranks.succeeds(&case)?;
+        let expected = ranks.expected(&case);
+        ranks.succeeds(&case, &expected)?;
     }
     let options = SeedOptions { max_bytes: bytes, key_bytes: 1 << 10, ..options(true, Algorithm::Ring) };
     match Ranks::new(&places(from_ref(gpu), 2), options)?.start(&case) {
@@ -436,5 +482,6 @@ fn graphs(gpu: &Device) -> Outcome {
     });
     ensure!(matches!(captured, Err(Failure::InvalidArgument(_))), "{captured:?}");
     let case = Case { dtype: Dtype::F32, op: ReduceOp::Sum, count: 100, offset: 0, in_place: false };
-    ranks.succeeds(&case)
+    let expected = ranks.expected(&case);
+    ranks.succeeds(&case, &expected)
 }

@@ -1,8 +1,13 @@
 //! Shared by the tests: outcomes, random bytes, the kernels under test.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
+use aes::Aes128;
+use ctr::Ctr128BE;
+use ctr::cipher::{KeyIvInit, StreamCipher};
 use ringseal::cuda::{Device, Kernels, Module};
 
 /// What a test returns.
@@ -39,13 +44,13 @@ pub(crate) fn kernels(device: &Device) -> Result<Kernels, Box<dyn Error>> {
 }
 
 /// PTX or cubin of the kernels under test.
-pub(crate) fn image(device: &Device) -> Result<Vec<u8>, Box<dyn Error>> {
+pub(crate) fn image(device: &Device) -> Result<Cow<'static, [u8]>, Box<dyn Error>> {
     if let Some(path) = std::env::var_os("RINGSEAL_TEST_PTX") {
-        return Ok(std::fs::read(path)?);
+        return Ok(std::fs::read(path)?.into());
     }
     let capability = device.compute_capability()?;
     let target = ringseal::ptx::for_compute_capability(capability.major, capability.minor);
-    Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).into())
+    Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).as_bytes().into())
 }
 
 /// Whether `RINGSEAL_TEST_SMALL` is set: fewer and shorter messages.
@@ -69,16 +74,42 @@ pub(crate) fn has_kernel(device: &Device, name: &str) -> bool {
     module.is_ok_and(|module| module.kernel(name, 0).is_ok())
 }
 
+/// Whether every byte is this one: many at a time, unlike `all`, which ends at the first that isn't.
+pub(crate) fn all_are(bytes: &[u8], value: u8) -> bool {
+    bytes.chunks(4096).all(|piece| piece.iter().fold(0, |differing, &byte| differing | byte ^ value) == 0)
+}
+
+thread_local! {
+    /// A keystream under a key of the system's: that would take many times as long to make as many bytes itself.
+    static NUMBERS: RefCell<Option<Ctr128BE<Aes128>>> = const { RefCell::new(None) };
+}
+
+/// Puts random bytes over others, which may be any: a keystream added to them.
+pub(crate) fn randomize(bytes: &mut [u8]) -> Result<(), Box<dyn Error>> {
+    NUMBERS.with_borrow_mut(|numbers| {
+        let numbers = match numbers {
+            Some(numbers) => numbers,
+            none => {
+                let mut seed = [0; 16];
+                getrandom::fill(&mut seed)?;
+                none.insert(Ctr128BE::new(&seed.into(), &[0; 16].into()))
+            }
+        };
+        numbers.apply_keystream(bytes);
+        Ok(())
+    })
+}
+
 /// Fresh random bytes, so that no run tests what the last one did.
 pub(crate) fn random_bytes(bytes: usize) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut vector = vec![0; bytes];
-    getrandom::fill(&mut vector)?;
+    randomize(&mut vector)?;
     Ok(vector)
 }
 
 /// As [`random_bytes`], of a fixed length.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Box<dyn Error>> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)?;
+    randomize(&mut bytes)?;
     Ok(bytes)
 }
