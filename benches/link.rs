@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ringseal::channel::{Crypto, GroupSecret};
 use ringseal::collective::{Algorithm, Request};
-use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, RankBuffers, Stream};
+use ringseal::cuda::{Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, RankBuffers, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
 
 struct Arguments {

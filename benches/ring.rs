@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::Algorithm;
-use ringseal::cuda::{Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream};
+use ringseal::cuda::{
+    Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream,
+};
 use ringseal::{Dtype, Error, ReduceOp, Result};
 
 struct Arguments {

@@ -19,8 +19,8 @@ use ringseal::backend::CounterWidth;
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::Algorithm;
 use ringseal::cuda::{
-    Device, DeviceBuffer, DeviceKey, GpuGroup, GpuOptions, HostBuffer, Module, RankBuffers, SeedGroup,
-    SeedKernels, SeedOptions, Stream,
+    Collectives, Device, DeviceBuffer, DeviceKey, GpuGroup, GpuOptions, HostBuffer, Module, RankBuffers,
+    SeedGroup, SeedKernels, SeedOptions, Stream,
 };
 use ringseal::{Dtype, ReduceOp, Result};
 use ringseal_kernels::elementwise::ReduceParams;
@@ -215,30 +215,8 @@ impl Gate {
     }
 }
 
-/// An all-reduce of one kind.
-enum Group {
-    Seed(Box<SeedGroup>),
-    Ring(Box<GpuGroup>),
-}
-
-impl Group {
-    fn start(&mut self, buffers: &[RankBuffers], count: usize, streams: &[&Stream]) -> Result<()> {
-        // SAFETY: the caller's buffers hold `count` elements and are left alone until the streams are waited for.
-        unsafe {
-            match self {
-                Self::Seed(group) => group.all_reduce(buffers, count, Dtype::F32, ReduceOp::Sum, streams),
-                Self::Ring(group) => group.all_reduce(buffers, count, Dtype::F32, ReduceOp::Sum, streams),
-            }
-        }
-    }
-
-    fn outcome(&mut self) -> Result<()> {
-        match self {
-            Self::Seed(group) => group.outcome(),
-            Self::Ring(group) => group.outcome(),
-        }
-    }
-}
+/// All-reduces of one kind.
+type Group = Box<dyn Collectives>;
 
 /// Medians in microseconds, queued ahead and as called.
 fn measure(
@@ -259,7 +237,8 @@ fn measure(
                 gate.hold(streams);
             }
             let start = streams[0].record()?;
-            let queued = group.start(buffers, count, streams);
+            // SAFETY: the caller's buffers hold `count` elements and are left alone until the streams are waited for.
+            let queued = unsafe { group.all_reduce(buffers, count, Dtype::F32, ReduceOp::Sum, streams) };
             let ends = streams.iter().map(|stream| stream.record()).collect::<Result<Vec<_>>>();
             gate.open();
             queued?;
@@ -305,11 +284,11 @@ fn all_reduces(device: &Device, ranks: usize, arguments: &Arguments) -> Result<V
     let seed = |crypto, key, algorithm| -> Result<Group> {
         let defaults = SeedOptions::default();
         let options = SeedOptions { crypto, key, algorithm, chains: *chains, max_bytes: max, ..defaults };
-        Ok(Group::Seed(Box::new(SeedGroup::new(&devices, image, &GroupSecret::random()?, options)?)))
+        Ok(Box::new(SeedGroup::new(&devices, image, &GroupSecret::random()?, options)?))
     };
     let ring = |crypto| -> Result<Group> {
         let options = GpuOptions { crypto, max_bytes: max, ..GpuOptions::default() };
-        Ok(Group::Ring(Box::new(GpuGroup::new(&devices, image, &GroupSecret::random()?, options)?)))
+        Ok(Box::new(GpuGroup::new(&devices, image, &GroupSecret::random()?, options)?))
     };
     let (ring_algorithm, tree, key) = (Algorithm::Ring, Algorithm::Tree, KeyLength::Aes128);
     let mut rows = Vec::new();

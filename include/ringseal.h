@@ -291,6 +291,32 @@ typedef uint32_t ringseal_schedule;
 #endif // __cplusplus
 
 /**
+ * What carries records between the processes of a GPU communicator.
+ */
+enum ringseal_transport
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * The GPUs themselves, which reach each other's memory: those of one machine.
+   */
+  RINGSEAL_TRANSPORT_PEER = 0,
+  /**
+   * NCCL's send and receive, for ranks with a GPU each on any machines that NCCL reaches. libnccl.so.2 is loaded when it
+   * is first used. Not yet run over two GPUs.
+   */
+  RINGSEAL_TRANSPORT_NCCL = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ringseal_transport ringseal_transport;
+#else
+typedef uint32_t ringseal_transport;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * What ringseal_gpu_open() and ringseal_gpu_gmac_verify() write to device memory.
  */
 enum ringseal_verdict
@@ -337,8 +363,8 @@ typedef struct ringseal_communicator ringseal_communicator;
 typedef struct ringseal_gpu_aead ringseal_gpu_aead;
 
 /**
- * One rank of a group of processes on one machine, each with a GPU or a share of one. One thread at a time may use a
- * handle: a second one gets RINGSEAL_STATUS_BUSY.
+ * One rank of a group of processes with GPUs. One thread at a time may use a handle: a second one gets
+ * RINGSEAL_STATUS_BUSY.
  */
 typedef struct ringseal_gpu_communicator ringseal_gpu_communicator;
 
@@ -399,6 +425,16 @@ typedef struct ringseal_options {
    * Multiprocessors that make keystream at a time. Default: all.
    */
   size_t keystream_makers;
+  /**
+   * Of a GPU communicator: a number of enum ringseal_transport. Other communicators take none but the default.
+   */
+  uint32_t transport;
+  /**
+   * With RINGSEAL_TRANSPORT_NCCL: ranks of a node, which must divide the number of ranks; rank r is in node r /
+   * node_ranks. All-reduces sum inside nodes first, as RINGSEAL_TRANSPORT_PEER does, and then between them by NCCL.
+   * Default: there are no nodes.
+   */
+  size_t node_ranks;
 } ringseal_options;
 
 /**
@@ -649,10 +685,16 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
                                    size_t root);
 
 /**
- * Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
- * context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
- * on all ranks; mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other
- * rank. Otherwise as ringseal_communicator_create(); the options' backend and host have no meaning.
+ * Joins a group of `ranks` processes as rank `rank`, on the GPU that CUDA numbers `device`, in its primary context, and
+ * writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same on all ranks;
+ * mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other rank. Otherwise
+ * as ringseal_communicator_create(); the options' backend and host have no meaning.
+ *
+ * By default the processes are of one machine, each with a GPU or a share of one. With RINGSEAL_TRANSPORT_NCCL as the
+ * options' transport they are on any machines that NCCL reaches, each with a GPU of its own: schedules are then rings, and the
+ * exchange of two ranks, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
+ * RINGSEAL_STATUS_UNSUPPORTED on one that finds no NCCL, and with RINGSEAL_STATUS_INVALID_ARGUMENT where two ranks are on one
+ * GPU. With node_ranks too there are all-reduces only, which wait until they are done.
  */
 ringseal_status ringseal_gpu_communicator_create(const uint8_t *secret_bytes,
                                                  size_t rank,
@@ -752,8 +794,10 @@ ringseal_status ringseal_gpu_keystream_misses(const struct ringseal_gpu_communic
                                               uint32_t *misses);
 
 /**
- * Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
- * outputs are wiped, and the communicator carries no data until it is rekeyed.
+ * Says how the collectives went that the rank's stream has passed: synchronize the stream first. With
+ * RINGSEAL_TRANSPORT_NCCL don't: it waits for the collectives so far itself, and gives up on a rank that stays away, for
+ * which the stream would wait for ever. After a failure the outputs are wiped, and the communicator carries no data until it
+ * is rekeyed.
  */
 ringseal_status ringseal_gpu_outcome(const struct ringseal_gpu_communicator *communicator);
 

@@ -29,7 +29,10 @@ impl Meeting {
 
     fn rank_with(&self, secret: &str, rank: usize, ranks: usize, arguments: &[&str]) -> Command {
         let path = |name| self.directory.path().join(name).display().to_string();
-        let mut command = ringseal(["all-reduce", "--backend", "cpu", "--rank", &rank.to_string()]);
+        let mut command = ringseal(["all-reduce", "--rank", &rank.to_string()]);
+        if !arguments.contains(&"--backend") {
+            command.args(["--backend", "cpu"]);
+        }
         command.args(["--ranks", &ranks.to_string(), "--rendezvous", &format!("unix:{}", path("door"))]);
         command.args(["--secret-file", &path(secret)]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -96,17 +99,20 @@ fn ranks_in_nodes_get_right_results() {
 /// Without GPU or NCCL, all ranks say what is missing, and none waits for another.
 #[test]
 fn without_nccl_every_rank_says_so() {
-    let meeting = Meeting::new();
-    let start = Instant::now();
-    for output in meeting.start(2, &[&SHORT[..], &["--transport", "nccl"]].concat()).into_iter().map(end) {
-        if output.status.success() {
-            println!("skipped: there are GPUs and NCCL here");
-            return;
+    let (on_host, on_gpus) = (["--backend", "cpu"], ["--backend", "cuda"]);
+    for (backend, nodes) in [(on_host, &[][..]), (on_gpus, &[]), (on_gpus, &["--node-ranks", "1"])] {
+        let (meeting, start) = (Meeting::new(), Instant::now());
+        let arguments = [&SHORT[..], &["--transport", "nccl"], &backend, nodes].concat();
+        for output in meeting.start(2, &arguments).into_iter().map(end) {
+            if output.status.success() {
+                println!("skipped: there are GPUs and NCCL here");
+                return;
+            }
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(["NCCL", "GPU", "driver", "CUDA"].iter().any(|missing| text.contains(missing)), "{text}");
         }
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(["NCCL", "GPU", "driver", "CUDA"].iter().any(|missing| text.contains(missing)), "{text}");
+        assert!(start.elapsed() < Duration::from_secs(20), "a rank waited for its deadline");
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "a rank waited for its deadline");
 }
 
 #[test]

@@ -17,7 +17,9 @@ mod report;
 use std::time::{Duration, Instant};
 
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
-use ringseal::cuda::{Device, Event, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream};
+use ringseal::cuda::{
+    Collectives, Device, Event, GpuGroup, GpuOptions, KeystreamAhead, Nccl, RankBuffers, Stream,
+};
 use ringseal::study::overlap::{Backward, Iteration};
 use ringseal::study::workloads::Workload;
 use ringseal::{Dtype, Error, ReduceOp, Result};

@@ -94,6 +94,17 @@ pub enum Schedule {
     Exchange = 5,
 }
 
+/// What carries records between the processes of a GPU communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Transport {
+    /// The GPUs themselves, which reach each other's memory: those of one machine.
+    Peer = 0,
+    /// NCCL's send and receive, for ranks with a GPU each on any machines that NCCL reaches. libnccl.so.2 is loaded when it
+    /// is first used. Not yet run over two GPUs.
+    Nccl = 1,
+}
+
 /// How a group works. A field that is zero or NULL has its default, except `struct_bytes`: set it to
 /// sizeof(ringseal_options). All but backend, timeout and host must be alike on all ranks.
 #[derive(Clone, Copy, Debug)]
@@ -123,10 +134,18 @@ pub struct GroupOptions {
     pub keystream_bytes: usize,
     /// Multiprocessors that make keystream at a time. Default: all.
     pub keystream_makers: usize,
+    /// Of a GPU communicator: a number of enum ringseal_transport. Other communicators take none but the default.
+    pub transport: u32,
+    /// With RINGSEAL_TRANSPORT_NCCL: ranks of a node, which must divide the number of ranks; rank r is in node r /
+    /// node_ranks. All-reduces sum inside nodes first, as RINGSEAL_TRANSPORT_PEER does, and then between them by NCCL.
+    /// Default: there are no nodes.
+    pub node_ranks: usize,
 }
 
 /// Of `GroupOptions` before it had keystream: a program that was compiled then gives no more.
 const OPTIONS_WITHOUT_KEYSTREAM: usize = offset_of!(GroupOptions, keystream_collectives);
+/// And before it had transports.
+const OPTIONS_WITHOUT_TRANSPORT: usize = offset_of!(GroupOptions, transport);
 
 /// Gathers `bytes` bytes of every rank at every rank: gives `message`, and fills `gathered`, `bytes` times the number of
 /// ranks, in the order of the ranks. MPI_Allgather does just this. `bytes` is RINGSEAL_GATHER_BYTES on all ranks and in
@@ -204,12 +223,15 @@ unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
         keystream_collectives: 0,
         keystream_bytes: 0,
         keystream_makers: 0,
+        transport: 0,
+        node_ranks: 0,
     };
     if !given.is_null() {
         // SAFETY: the caller's contract; the first field is there in any case.
         let bytes = *unsafe { argument::reference("options", given.cast::<usize>())? };
         // Longer ones come with later versions, which will take these lengths too.
-        if ![OPTIONS_WITHOUT_KEYSTREAM, size_of::<GroupOptions>()].contains(&bytes) {
+        let lengths = [OPTIONS_WITHOUT_KEYSTREAM, OPTIONS_WITHOUT_TRANSPORT, size_of::<GroupOptions>()];
+        if !lengths.contains(&bytes) {
             return Err(Failure::argument(format!(
                 "options->struct_bytes is {bytes}: set it to sizeof(ringseal_options), here {}",
                 size_of::<GroupOptions>()
@@ -242,6 +264,43 @@ pub(crate) unsafe fn keystream(given: *const GroupOptions) -> Result<Option<Keys
              keystream"
         ))),
         _ => Ok(Some(KeystreamAhead { collectives, bytes, makers })),
+    }
+}
+
+/// What carries records between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Peer,
+    Nccl,
+    /// By nodes of so many ranks.
+    NcclBetweenNodes(usize),
+}
+
+/// # Safety
+/// As [`options`].
+pub(crate) unsafe fn carrier(given: *const GroupOptions) -> Result<Carrier, Failure> {
+    // SAFETY: the caller's contract.
+    let GroupOptions { transport, node_ranks, .. } = unsafe { read(given)? };
+    match (transport, node_ranks) {
+        (0, 0) => Ok(Carrier::Peer),
+        (0, _) => Err(Failure::argument("options->node_ranks without RINGSEAL_TRANSPORT_NCCL")),
+        (1, 0) => Ok(Carrier::Nccl),
+        (1, _) => Ok(Carrier::NcclBetweenNodes(node_ranks)),
+        (other, _) => Err(Failure::argument(format!("{other} is no transport (enum ringseal_transport)"))),
+    }
+}
+
+/// Options of ranks on host memory.
+///
+/// # Safety
+/// As [`options`].
+unsafe fn host_options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match carrier(given)? {
+            Carrier::Peer => options(given),
+            _ => Err(Failure::argument("options->transport is for ringseal_gpu_communicator_create()")),
+        }
     }
 }
 
@@ -335,7 +394,7 @@ pub unsafe extern "C" fn ringseal_communicator_create_group(
         // SAFETY: the caller's contract.
         let (out, secret, options) = unsafe {
             let secret = if secret_bytes.is_null() { GroupSecret::random()? } else { secret(secret_bytes)? };
-            (argument::place("out", out)?, secret, options(group_options)?.0)
+            (argument::place("out", out)?, secret, host_options(group_options)?.0)
         };
         check_ranks(ranks)?;
         for (at, rank) in Rank::in_process(ranks, &secret, &options)?.into_iter().enumerate() {
@@ -369,7 +428,7 @@ pub unsafe extern "C" fn ringseal_communicator_create(
         let (out, secret, (options, host)) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
-            (out, secret(secret_bytes)?, options(group_options)?)
+            (out, secret(secret_bytes)?, host_options(group_options)?)
         };
         let gather = gather.ok_or_else(|| Failure::argument("gather is null"))?;
         check_ranks(ranks)?;
@@ -400,7 +459,7 @@ pub unsafe extern "C" fn ringseal_communicator_create_rendezvous(
         let (out, secret, options, address) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
-            (out, secret(secret_bytes)?, options(group_options)?.0, argument::text("address", address)?)
+            (out, secret(secret_bytes)?, host_options(group_options)?.0, argument::text("address", address)?)
         };
         let address = address.ok_or_else(|| Failure::argument("address is null"))?;
         check_ranks(ranks)?;

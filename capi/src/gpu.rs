@@ -5,23 +5,35 @@ use std::ops::Range;
 use std::sync::{Mutex, TryLockError};
 
 use ringseal::collective::{Partition, Request};
-use ringseal::cuda::{Device, GpuCommunicator as Rank, GpuOptions, RankBuffers, Stream};
+use ringseal::cuda::{
+    Collectives, Device, GpuCommunicator as Peer, GpuNodes, GpuOptions, NcclCommunicator, RankBuffers, Stream,
+};
 
 use crate::argument;
-use crate::communicator::{Callback, Gather, GroupOptions, check_ranks, keystream, options, secret};
+use crate::communicator::{
+    Callback, Carrier, Gather, GroupOptions, carrier, check_ranks, keystream, options, secret,
+};
 use crate::status::{Failure, Status, guard, release};
 
-/// One rank of a group of processes on one machine, each with a GPU or a share of one. One thread at a time may use a
-/// handle: a second one gets RINGSEAL_STATUS_BUSY.
+/// One rank of a group of processes with GPUs. One thread at a time may use a handle: a second one gets
+/// RINGSEAL_STATUS_BUSY.
 pub struct GpuCommunicator {
     device: Device,
-    rank: Mutex<Rank>,
+    rank: usize,
+    ranks: usize,
+    collectives: Mutex<Box<dyn Collectives>>,
 }
 
-/// Joins a group of `ranks` processes of this machine as rank `rank`, on the GPU that CUDA numbers `device`, in its primary
-/// context, and writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same
-/// on all ranks; mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other
-/// rank. Otherwise as ringseal_communicator_create(); the options' backend and host have no meaning.
+/// Joins a group of `ranks` processes as rank `rank`, on the GPU that CUDA numbers `device`, in its primary context, and
+/// writes the handle to `out`. `max_bytes` is the length of the longest vector that will be reduced, the same on all ranks;
+/// mailboxes take four times as much device memory, by a tree six times, by an exchange twice for each other rank. Otherwise
+/// as ringseal_communicator_create(); the options' backend and host have no meaning.
+///
+/// By default the processes are of one machine, each with a GPU or a share of one. With RINGSEAL_TRANSPORT_NCCL as the
+/// options' transport they are on any machines that NCCL reaches, each with a GPU of its own: schedules are then rings, and the
+/// exchange of two ranks, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
+/// RINGSEAL_STATUS_UNSUPPORTED on one that finds no NCCL, and with RINGSEAL_STATUS_INVALID_ARGUMENT where two ranks are on one
+/// GPU. With node_ranks too there are all-reduces only, which wait until they are done.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are described to hold. `gather` may be called with `user` as long as the
@@ -40,20 +52,33 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, secret, (options, host), keystream, chosen) = unsafe {
+        let (out, secret, (options, host), keystream, carrier, chosen) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
             // The GPU's default is not the CPU's.
             let chosen = !group_options.is_null() && (*group_options).schedule != 0;
-            (out, secret(secret_bytes)?, options(group_options)?, keystream(group_options)?, chosen)
+            let (options, keystream) = (options(group_options)?, keystream(group_options)?);
+            (out, secret(secret_bytes)?, options, keystream, carrier(group_options)?, chosen)
         };
         let gather = gather.ok_or_else(|| Failure::argument("gather is null"))?;
         check_ranks(ranks)?;
         if rank >= ranks {
             return Err(Failure::argument(format!("rank {rank}: there are {ranks} ranks")));
         }
+        if carrier != Carrier::Peer && keystream.is_some() {
+            return Err(Failure::argument(
+                "options->keystream_collectives with RINGSEAL_TRANSPORT_NCCL: none is kept",
+            ));
+        }
+        if let Carrier::NcclBetweenNodes(node_ranks) = carrier
+            && !ranks.is_multiple_of(node_ranks)
+        {
+            let what =
+                format!("options->node_ranks is {node_ranks}: nodes of so many don't divide {ranks} ranks");
+            return Err(Failure::argument(what));
+        }
         let device = Device::open(device)?;
-        let options = GpuOptions {
+        let options = |ranks| GpuOptions {
             crypto: options.crypto,
             algorithm: if chosen { options.algorithm } else { GpuOptions::fastest_algorithm(ranks) },
             max_bytes,
@@ -63,8 +88,20 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
             ..GpuOptions::default()
         };
         let bootstrap = Box::new(Callback { gather, user, ranks, host });
-        let rank = Rank::new(&secret, rank, ranks, bootstrap, &device, options)?;
-        let handle = Box::new(GpuCommunicator { device, rank: Mutex::new(rank) });
+        let collectives: Box<dyn Collectives> = match carrier {
+            Carrier::Peer => Box::new(Peer::new(&secret, rank, ranks, bootstrap, &device, options(ranks))?),
+            Carrier::Nccl => {
+                Box::new(NcclCommunicator::new(&secret, rank, ranks, bootstrap, &device, options(ranks))?)
+            }
+            Carrier::NcclBetweenNodes(node_ranks) => {
+                let [inside, between] = [node_ranks, ranks / node_ranks].map(options);
+                let place = [rank, ranks];
+                Box::new(GpuNodes::over_nccl_by_gpus(
+                    &secret, place, node_ranks, bootstrap, &device, inside, between,
+                )?)
+            }
+        };
+        let handle = Box::new(GpuCommunicator { device, rank, ranks, collectives: Mutex::new(collectives) });
         // SAFETY: checked above.
         unsafe { out.write(Box::into_raw(handle)) };
         Ok(())
@@ -94,8 +131,8 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_close(communicator: *mut GpuC
         }
         // SAFETY: made by `Box::into_raw`; the caller gives it up.
         let communicator = unsafe { Box::from_raw(communicator) };
-        let rank = communicator.rank.into_inner();
-        Ok(rank
+        let collectives = communicator.collectives.into_inner();
+        Ok(collectives
             .map_err(|_| Failure::new(Status::Internal, "a call on this communicator panicked"))?
             .close()?)
     })
@@ -105,13 +142,13 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_close(communicator: *mut GpuC
 /// Null or a valid handle.
 unsafe fn with(
     communicator: *const GpuCommunicator,
-    body: impl FnOnce(&mut Rank, &Device) -> Result<(), Failure>,
+    body: impl FnOnce(&mut dyn Collectives, &GpuCommunicator) -> Result<(), Failure>,
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
         let communicator = unsafe { argument::reference("communicator", communicator)? };
-        match communicator.rank.try_lock() {
-            Ok(mut rank) => body(&mut rank, &communicator.device),
+        match communicator.collectives.try_lock() {
+            Ok(mut collectives) => body(collectives.as_mut(), communicator),
             Err(TryLockError::WouldBlock) => {
                 Err(Failure::new(Status::Busy, "another thread is using this communicator"))
             }
@@ -167,16 +204,15 @@ unsafe fn queue(
 ) -> Status {
     // SAFETY: the caller's contract.
     unsafe {
-        with(communicator, |rank, device| {
+        with(communicator, |collectives, GpuCommunicator { device, rank, ranks, .. }| {
             let (dtype, request) = (argument::dtype(vectors.dtype)?, request()?);
             argument::length(vectors.count, dtype)?;
-            let (whole, own) =
-                (0..vectors.count, Partition::new(vectors.count, rank.ranks()).range(rank.rank()));
+            let (whole, own) = (0..vectors.count, Partition::new(vectors.count, *ranks).range(*rank));
             let (given, wanted) = match request {
                 Request::AllReduce(_) => (whole.clone(), whole),
                 Request::ReduceScatter(_) => (whole, own),
                 Request::AllGather => (own, whole),
-                Request::Broadcast { root } if root == rank.rank() => (whole.clone(), whole),
+                Request::Broadcast { root } if root == *rank => (whole.clone(), whole),
                 // Its input is not looked at.
                 Request::Broadcast { .. } => (0..0, whole),
             };
@@ -184,7 +220,7 @@ unsafe fn queue(
             let buffers =
                 RankBuffers { input: vectors.input.addr() as u64, output: vectors.output.addr() as u64 };
             let stream = Stream::borrowed(device, stream.cast());
-            Ok(rank.run(request, buffers, vectors.count, dtype, &stream)?)
+            Ok(collectives.run(request, &[buffers], vectors.count, dtype, &[&stream])?)
         })
     }
 }
@@ -290,12 +326,12 @@ pub unsafe extern "C" fn ringseal_gpu_make_keystream(
 ) -> Status {
     // SAFETY: the caller's contract.
     unsafe {
-        with(communicator, |rank, _| {
+        with(communicator, |collectives, _| {
             let bytes = argument::numbers("bytes", bytes, count)?;
             let made = if made.is_null() { None } else { Some(argument::place("made", made)?) };
-            let collectives = rank.make_keystream(bytes)?;
+            let keystreams = collectives.make_keystream(bytes)?;
             if let Some(made) = made {
-                made.write(collectives);
+                made.write(keystreams);
             }
             Ok(())
         })
@@ -309,7 +345,7 @@ pub unsafe extern "C" fn ringseal_gpu_make_keystream(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringseal_gpu_wait_for_keystream(communicator: *const GpuCommunicator) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { with(communicator, |rank, _| Ok(rank.wait_for_keystream()?)) }
+    unsafe { with(communicator, |collectives, _| Ok(collectives.wait_for_keystream()?)) }
 }
 
 /// Writes how many records so far, modulo 2^32, found no keystream, of this rank's collectives with some. Wait for the
@@ -324,23 +360,25 @@ pub unsafe extern "C" fn ringseal_gpu_keystream_misses(
 ) -> Status {
     // SAFETY: the caller's contract.
     unsafe {
-        with(communicator, |rank, _| {
+        with(communicator, |collectives, _| {
             let misses = argument::place("misses", misses)?;
-            misses.write(rank.keystream_misses()?);
+            misses.write(collectives.keystream_misses()?);
             Ok(())
         })
     }
 }
 
-/// Says how the collectives went that the rank's stream has passed: synchronize the stream first. After a failure the
-/// outputs are wiped, and the communicator carries no data until it is rekeyed.
+/// Says how the collectives went that the rank's stream has passed: synchronize the stream first. With
+/// RINGSEAL_TRANSPORT_NCCL don't: it waits for the collectives so far itself, and gives up on a rank that stays away, for
+/// which the stream would wait for ever. After a failure the outputs are wiped, and the communicator carries no data until it
+/// is rekeyed.
 ///
 /// # Safety
 /// NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringseal_gpu_outcome(communicator: *const GpuCommunicator) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { with(communicator, |rank, _| Ok(rank.outcome()?)) }
+    unsafe { with(communicator, |collectives, _| Ok(collectives.outcome()?)) }
 }
 
 /// As ringseal_communicator_rekey(), after all work on the device.
@@ -350,7 +388,7 @@ pub unsafe extern "C" fn ringseal_gpu_outcome(communicator: *const GpuCommunicat
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringseal_gpu_communicator_rekey(communicator: *const GpuCommunicator) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { with(communicator, |rank, _| Ok(rank.rekey()?)) }
+    unsafe { with(communicator, |collectives, _| Ok(collectives.rekey()?)) }
 }
 
 /// Writes whether the communicator must be rekeyed because a collective has failed.
@@ -364,8 +402,8 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_poisoned(
 ) -> Status {
     // SAFETY: the caller's contract.
     unsafe {
-        with(communicator, |rank, _| {
-            argument::place("poisoned", poisoned)?.write(rank.is_poisoned());
+        with(communicator, |collectives, _| {
+            argument::place("poisoned", poisoned)?.write(collectives.is_poisoned());
             Ok(())
         })
     }

@@ -195,6 +195,24 @@ static void creation(void) {
     FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
     ahead.struct_bytes += sizeof(size_t);
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &ahead, only_me, NULL, &gpu));
+    /* What carries records: refused, or looked for on a GPU that there must be first. */
+    ringseal_options carried = {.struct_bytes = sizeof carried, .transport = RINGSEAL_TRANSPORT_NCCL};
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &carried, only_me, NULL, &gpu));
+    FAILS(INVALID_ARGUMENT, ringseal_communicator_create(secret, 0, 1, &carried, only_me, NULL, &alone));
+    CHECK(strstr(ringseal_last_error(), "transport"));
+    carried.node_ranks = 2;
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 3, 9999, 1024, &carried, only_me, NULL, &gpu));
+    CHECK(strstr(ringseal_last_error(), "node_ranks"));
+    carried.keystream_collectives = carried.keystream_bytes = 16;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
+    CHECK(strstr(ringseal_last_error(), "keystream"));
+    carried = (ringseal_options){.struct_bytes = sizeof carried, .node_ranks = 2};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
+    carried = (ringseal_options){.struct_bytes = sizeof carried, .transport = 2};
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
+    carried.struct_bytes = offsetof(ringseal_options, transport);
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
     size_t made = 0;
     uint32_t misses = 0;
     FAILS(INVALID_ARGUMENT, ringseal_gpu_make_keystream(NULL, &made, 1, &made));

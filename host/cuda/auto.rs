@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use super::rank::{GpuRank, check, vector_bytes};
 use super::ring::{launches, load};
 use super::{
-    Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, Module, RankBuffers, Stream,
+    Collectives, Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions, LaunchForm, Module,
+    RankBuffers, Stream,
 };
 use crate::channel::{Crypto, GroupSecret};
 use crate::collective::{Algorithm, Bootstrap, Request, Watch, agree, announce};
@@ -63,78 +64,6 @@ impl GpuOptions {
     }
 }
 
-/// What does the collectives of one algorithm.
-trait Team {
-    /// # Safety
-    /// As [`GpuGroup::run`].
-    unsafe fn queue(
-        &mut self,
-        request: Request,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        streams: &[&Stream],
-    ) -> Result<()>;
-
-    fn outcome(&mut self) -> Result<()>;
-
-    fn is_poisoned(&self) -> bool;
-
-    fn rekey(&mut self) -> Result<()>;
-}
-
-impl Team for GpuGroup {
-    unsafe fn queue(
-        &mut self,
-        request: Request,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(request, buffers, count, dtype, streams) }
-    }
-
-    fn outcome(&mut self) -> Result<()> {
-        Self::outcome(self)
-    }
-
-    fn is_poisoned(&self) -> bool {
-        Self::is_poisoned(self)
-    }
-
-    fn rekey(&mut self) -> Result<()> {
-        Self::rekey(self)
-    }
-}
-
-impl Team for GpuCommunicator {
-    unsafe fn queue(
-        &mut self,
-        request: Request,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(request, buffers[0], count, dtype, streams[0]) }
-    }
-
-    fn outcome(&mut self) -> Result<()> {
-        Self::outcome(self)
-    }
-
-    fn is_poisoned(&self) -> bool {
-        Self::is_poisoned(self)
-    }
-
-    fn rekey(&mut self) -> Result<()> {
-        Self::rekey(self)
-    }
-}
-
 /// Vectors and streams of this process's ranks, to time with.
 struct Room {
     streams: Vec<Stream>,
@@ -154,7 +83,7 @@ impl Room {
     }
 
     /// Microseconds of one all-reduce among several in a row: the median.
-    fn time(&self, team: &mut impl Team, bytes: usize) -> Result<f64> {
+    fn time(&self, team: &mut impl Collectives, bytes: usize) -> Result<f64> {
         let streams: Vec<_> = self.streams.iter().collect();
         let place = |vector: &DeviceBuffer| RankBuffers { input: vector.pointer(), output: vector.pointer() };
         let buffers: Vec<_> = self.vectors.iter().map(place).collect();
@@ -163,7 +92,7 @@ impl Room {
         let mut queued = Ok(());
         for _ in 0..RUNS {
             // SAFETY: the vectors hold that many bytes, on their ranks' devices; the streams are waited for below.
-            queued = unsafe { team.queue(sum, &buffers, bytes / Dtype::F32.size(), Dtype::F32, &streams) };
+            queued = unsafe { team.run(sum, &buffers, bytes / Dtype::F32.size(), Dtype::F32, &streams) };
             if queued.is_err() {
                 break;
             }
@@ -214,7 +143,7 @@ fn probing(options: &GpuOptions, (algorithm, crypto): (Algorithm, Crypto)) -> Gp
 
 /// Times the probes, the shortest vectors first. After each length `go_on` says whether to go on, given what was spent so far
 /// or why it failed; all ranks must be told the same.
-fn measure<T: Team>(
+fn measure<T: Collectives>(
     probes: &mut [Probe<T>],
     room: &Room,
     question: &Question,
@@ -263,7 +192,7 @@ struct Teams<T> {
     max_bytes: usize,
 }
 
-impl<T: Team> Teams<T> {
+impl<T: Collectives> Teams<T> {
     /// `make` sets up the team of an algorithm for vectors of up to so many bytes. Other collectives than all-reduces are the
     /// last team's.
     fn new(
@@ -277,7 +206,7 @@ impl<T: Team> Teams<T> {
     }
 
     /// # Safety
-    /// As [`GpuGroup::run`].
+    /// As [`Collectives::run`].
     unsafe fn run(
         &mut self,
         request: Request,
@@ -296,7 +225,7 @@ impl<T: Team> Teams<T> {
         };
         match self.teams.iter_mut().find(|(name, _)| *name == algorithm) {
             // SAFETY: the caller's.
-            Some((_, team)) => unsafe { team.queue(request, buffers, count, dtype, streams) },
+            Some((_, team)) => unsafe { team.run(request, buffers, count, dtype, streams) },
             None => Err(Error::InvalidArgument(format!("no group does the {} algorithm", algorithm.name()))),
         }
     }
@@ -313,6 +242,10 @@ impl<T: Team> Teams<T> {
 
     fn is_poisoned(&self) -> bool {
         self.teams.iter().any(|(_, team)| team.is_poisoned())
+    }
+
+    fn close(self) -> Result<()> {
+        self.teams.into_iter().try_for_each(|(_, team)| Box::new(team).close())
     }
 }
 
@@ -380,15 +313,11 @@ impl AutoGroup {
     pub fn calibrated(&self) -> Option<&Calibrated> {
         self.calibrated.as_ref()
     }
+}
 
-    /// Queues a collective, as [`GpuGroup::run`]. Another than an all-reduce takes the longest vectors' algorithm.
-    ///
-    /// # Errors
-    /// As [`GpuGroup::run`].
-    ///
-    /// # Safety
-    /// As [`GpuGroup::run`].
-    pub unsafe fn run(
+impl Collectives for AutoGroup {
+    /// Another than an all-reduce takes the longest vectors' algorithm.
+    unsafe fn run(
         &mut self,
         request: Request,
         buffers: &[RankBuffers],
@@ -400,25 +329,20 @@ impl AutoGroup {
         unsafe { self.teams.run(request, buffers, count, dtype, streams) }
     }
 
-    /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.
-    ///
-    /// # Errors
-    /// As [`GpuGroup::outcome`].
-    pub fn outcome(&mut self) -> Result<()> {
+    fn outcome(&mut self) -> Result<()> {
         self.teams.outcome()
     }
 
-    /// Starts new sessions with new keys. Ends the poisoning after a failure.
-    ///
-    /// # Errors
-    /// As [`GpuGroup::rekey`].
-    pub fn rekey(&mut self) -> Result<()> {
+    fn rekey(&mut self) -> Result<()> {
         self.teams.rekey()
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.teams.is_poisoned()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.teams.close()
     }
 }
 
@@ -537,7 +461,7 @@ impl AutoCommunicator {
                 };
                 let room = Room::new(std::slice::from_ref(device), most)?;
                 let measured = measure(&mut probes, &room, &question, go_on)?;
-                probes.into_iter().try_for_each(|probe| probe.team.close())?;
+                probes.into_iter().try_for_each(|probe| Box::new(probe.team).close())?;
                 let found = match rank {
                     0 => decide(device, &question, measured)
                         .map(|(choices, calibrated)| (choices.encode(), Some(calibrated))),
@@ -564,53 +488,36 @@ impl AutoCommunicator {
     pub fn calibrated(&self) -> Option<&Calibrated> {
         self.calibrated.as_ref()
     }
+}
 
-    /// Queues a collective, as [`GpuCommunicator::run`]. Another than an all-reduce takes the longest vectors' algorithm.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::run`].
-    ///
-    /// # Safety
-    /// As [`GpuCommunicator::run`].
-    pub unsafe fn run(
+impl Collectives for AutoCommunicator {
+    /// Another than an all-reduce takes the longest vectors' algorithm.
+    unsafe fn run(
         &mut self,
         request: Request,
-        buffers: RankBuffers,
+        buffers: &[RankBuffers],
         count: usize,
         dtype: Dtype,
-        stream: &Stream,
+        streams: &[&Stream],
     ) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.teams.run(request, &[buffers], count, dtype, &[stream]) }
+        unsafe { self.teams.run(request, buffers, count, dtype, streams) }
     }
 
-    /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::outcome`].
-    pub fn outcome(&mut self) -> Result<()> {
+    fn outcome(&mut self) -> Result<()> {
         self.teams.outcome()
     }
 
-    /// Starts new sessions with new keys, together with all other ranks. Ends the poisoning after a failure.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::rekey`].
-    pub fn rekey(&mut self) -> Result<()> {
+    fn rekey(&mut self) -> Result<()> {
         self.teams.rekey()
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.teams.is_poisoned()
     }
 
-    /// Leaves in good order, together with all other ranks.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::close`].
-    pub fn close(self) -> Result<()> {
-        self.teams.teams.into_iter().try_for_each(|(_, team)| team.close())
+    fn close(self: Box<Self>) -> Result<()> {
+        self.teams.close()
     }
 }
 
@@ -655,8 +562,8 @@ mod tests {
         poisoned: bool,
     }
 
-    impl Team for Noting {
-        unsafe fn queue(
+    impl Collectives for Noting {
+        unsafe fn run(
             &mut self,
             _: Request,
             _: &[RankBuffers],
@@ -682,6 +589,10 @@ mod tests {
 
         fn rekey(&mut self) -> Result<()> {
             self.poisoned = false;
+            Ok(())
+        }
+
+        fn close(self: Box<Self>) -> Result<()> {
             Ok(())
         }
     }

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::ahead::Ahead;
 use super::ipc::{HANDLE_BYTES, Imported, export};
-use super::rank::{GpuRank, Mailbox, Remote, check, shared_blocks};
-use super::{Device, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
+use super::rank::{GpuRank, Mailbox, Remote, check, check_one_each, shared_blocks};
+use super::{Collectives, Device, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::GroupSecret;
 use crate::collective::{Bootstrap, Request, Watch, agree, announce};
-use crate::{Dtype, Error, ReduceOp, Result, ptx};
+use crate::{Dtype, Error, Result, ptx};
 
 /// How often the watch looks whether it is still wanted.
 const WATCH_PERIOD: Duration = Duration::from_millis(50);
@@ -158,139 +158,24 @@ impl GpuCommunicator {
     pub fn blocks(&self) -> u32 {
         self.rank.blocks()
     }
+}
 
-    /// Reduces vectors of `count` elements over all ranks into every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn all_reduce(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::AllReduce(op), buffers, count, dtype, stream) }
-    }
-
-    /// Reduces vectors of `count` elements over all ranks; each gets its chunk of the result: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn reduce_scatter(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::ReduceScatter(op), buffers, count, dtype, stream) }
-    }
-
-    /// Gathers a vector of `count` elements, of which each rank gives its chunk, into every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn all_gather(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::AllGather, buffers, count, dtype, stream) }
-    }
-
-    /// Gives the vector of `count` elements of rank `root` to every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn broadcast(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::Broadcast { root }, buffers, count, dtype, stream) }
-    }
-
-    /// Queues a collective on `stream`, and doesn't wait. All ranks call it alike, in the same order. `count` is of the
-    /// whole vector, of which [`RankBuffers`] says what part each rank gives and gets; its chunks are
-    /// [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks. Can be captured in a graph, if
-    /// the same collective was done before outside of one on as many elements of as many bytes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, or the root is no rank;
-    /// [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when one key may not encrypt that much;
-    /// [`Error::Cuda`].
-    ///
-    /// # Safety
-    /// The buffers hold what this rank gives and gets, on its device, aligned to an element, and are left alone until
-    /// `stream`, which is the device's, has passed the collective.
-    pub unsafe fn run(
+impl Collectives for GpuCommunicator {
+    unsafe fn run(
         &mut self,
         request: Request,
-        buffers: RankBuffers,
+        buffers: &[RankBuffers],
         count: usize,
         dtype: Dtype,
-        stream: &Stream,
+        streams: &[&Stream],
     ) -> Result<()> {
+        check_one_each(buffers, streams, 1)?;
         let ready = self.rank.prepare(request, count, dtype)?;
         // SAFETY: by the caller's promise.
-        unsafe { self.rank.launch(ready, buffers, stream) }
+        unsafe { self.rank.launch(ready, buffers[0], streams[0]) }
     }
 
-    /// Has keystream made for the next collectives, all-reduces of `bytes` bytes each: as
-    /// [`GpuGroup::make_keystream`](super::GpuGroup::make_keystream). A rank may do so whatever the others do.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
-        self.rank.make_keystream(bytes)
-    }
-
-    /// Waits until all keystream that was asked for is made, and all that was used is wiped.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn wait_for_keystream(&self) -> Result<()> {
-        self.rank.keystream().map_or(Ok(()), Ahead::synchronize)
-    }
-
-    /// Records so far whose keystream was not there, modulo 2^32. Wait for the stream first.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn keystream_misses(&self) -> Result<u32> {
-        self.rank.keystream().map_or(Ok(0), Ahead::misses)
-    }
-
-    /// Asks how the collectives that the rank's stream has passed went. Wait for the stream first.
-    ///
-    /// # Errors
-    /// The first failure: [`Error::Record`], [`Error::Deadline`], [`Error::KeyExhausted`], in the words of the rank that
-    /// saw it; [`Error::Lost`] when a rank's process ended. The communicator carries no data after it.
-    pub fn outcome(&mut self) -> Result<()> {
+    fn outcome(&mut self) -> Result<()> {
         match self.rank.outcome() {
             Err(Error::Aborted { rank, by }) => Err(match self.rank.failure_of(by) {
                 Remote::Failed(error) => error,
@@ -302,26 +187,15 @@ impl GpuCommunicator {
         }
     }
 
-    /// Waits for the device, and starts a new session with new keys, together with all other ranks. Ends the poisoning
-    /// after a failure, unless a rank was lost.
-    ///
-    /// # Errors
-    /// [`Error::Handshake`], [`Error::Cuda`], [`Error::Randomness`]. The communicator is poisoned then.
-    pub fn rekey(&mut self) -> Result<()> {
+    fn rekey(&mut self) -> Result<()> {
         self.rank.rekey(&self.secret, self.bootstrap.0.as_mut())
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.rank.is_poisoned()
     }
 
-    /// Leaves in good order, together with all other ranks: no rank frees its mailbox while another may use it. A
-    /// communicator that is only dropped leaves at once.
-    ///
-    /// # Errors
-    /// [`Error::Handshake`] when another rank doesn't close within the timeout; [`Error::Cuda`].
-    pub fn close(mut self) -> Result<()> {
+    fn close(mut self: Box<Self>) -> Result<()> {
         self.rank.device().synchronize()?;
         self.bootstrap.0.gather(b"", self.options.timeout)?;
         // The end of a rank that was faster is no loss any more.
@@ -329,6 +203,18 @@ impl GpuCommunicator {
         self.imported.clear();
         self.bootstrap.0.gather(b"", self.options.timeout)?;
         Ok(())
+    }
+
+    fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
+        self.rank.make_keystream(bytes)
+    }
+
+    fn wait_for_keystream(&self) -> Result<()> {
+        self.rank.keystream().map_or(Ok(()), Ahead::synchronize)
+    }
+
+    fn keystream_misses(&self) -> Result<u32> {
+        self.rank.keystream().map_or(Ok(0), Ahead::misses)
     }
 }
 

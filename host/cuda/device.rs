@@ -174,6 +174,14 @@ impl Device {
         Ok(id.map(|byte: std::ffi::c_char| byte as u8))
     }
 
+    /// A number that no other GPU has, on any machine.
+    pub(super) fn uuid(&self) -> Result<[u8; 16]> {
+        let mut id = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the pointer is valid for the write.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut id, self.0.handle) })?;
+        Ok(id.bytes.map(|byte: std::ffi::c_char| byte as u8))
+    }
+
     fn attribute(&self, which: sys::CUdevice_attribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the pointer is valid for the write.

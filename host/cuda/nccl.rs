@@ -114,7 +114,7 @@ impl Nccl {
     /// [`Error::Cuda`] with NCCL's own text.
     ///
     /// # Safety
-    /// As [`GpuGroup::all_reduce`](super::GpuGroup::all_reduce).
+    /// As [`Collectives::run`](super::Collectives::run).
     pub unsafe fn all_reduce(
         &self,
         buffers: &[RankBuffers],

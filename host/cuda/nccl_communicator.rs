@@ -18,13 +18,15 @@ use ringseal_kernels::step::Step;
 
 use super::nccl::Functions;
 use super::nccl_link::{ID_BYTES, Link, Move, POLL};
-use super::rank::{GpuRank, Mailbox, Ready, check};
+use super::rank::{GpuRank, Mailbox, Ready, check, check_one_each};
 use super::ring_plan::Part;
 use super::stream::Event;
-use super::{Device, DeviceBuffer, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
+use super::{
+    Collectives, Device, DeviceBuffer, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream,
+};
 use crate::channel::GroupSecret;
 use crate::collective::{Bootstrap, Request, agree, announce};
-use crate::{Dtype, Error, ReduceOp, Result, ptx};
+use crate::{Dtype, Error, Result, ptx};
 
 /// Queues what whoever controls the network may do with the text of a message that has arrived: see
 /// [`NcclCommunicator::tap`].
@@ -136,75 +138,6 @@ impl NcclCommunicator {
         self.rank.blocks()
     }
 
-    /// Reduces vectors of `count` elements over all ranks into every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn all_reduce(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::AllReduce(op), buffers, count, dtype, stream) }
-    }
-
-    /// Queues a collective on `stream`. All ranks call it alike, in the same order. The host waits until NCCL has queued its
-    /// part, which on the first collectives means for the other ranks, but not for the GPU. `count` is of the whole vector, of
-    /// which [`RankBuffers`] says what part each rank gives and gets; its chunks are
-    /// [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks.
-    ///
-    /// # Errors
-    /// Before anything happens: [`Error::InvalidArgument`] when the vector is longer than the group was set up for, the root is
-    /// no rank, or the stream is being captured; [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when one key may
-    /// not encrypt that much; [`Error::Lost`] when the group has been given up. Then: [`Error::Deadline`] and [`Error::Cuda`], after
-    /// which it is given up, and the result wiped.
-    ///
-    /// # Safety
-    /// The buffers hold what this rank gives and gets, on its device, aligned to an element, and are left alone until
-    /// `stream`, which is the device's, has passed the collective. A stream other than the last collective's comes after it.
-    pub unsafe fn run(
-        &mut self,
-        request: Request,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        stream: &Stream,
-    ) -> Result<()> {
-        if self.link.is_none() {
-            return Err(self.lost());
-        }
-        if stream.is_capturing()? {
-            return Err(Error::InvalidArgument(
-                "the stream is being captured: the host takes part in a collective over NCCL".into(),
-            ));
-        }
-        let ready = self.rank.prepare(request, count, dtype)?;
-        self.rank.affords(&ready)?;
-        if self.pending == 0 {
-            stream.mark(&self.begun)?;
-        }
-        self.pending += 1;
-        // SAFETY: the caller's promise.
-        let queued = unsafe { self.queue(&ready, buffers, stream) };
-        let outcome = queued.and(stream.mark(&self.done));
-        if outcome.is_err() {
-            self.give_up();
-            // What was queued has ended, or never will.
-            let bytes = ready.plan().wanted(self.number).len();
-            // SAFETY: the caller's promise. After a fault nothing works, and memory goes with the context.
-            let wiped = unsafe { stream.fill(buffers.output, 0, bytes) };
-            let _ = wiped.and_then(|()| stream.synchronize());
-        }
-        outcome
-    }
-
     /// Queues steps and messages, round by round, and what closes the collective.
     ///
     /// # Safety
@@ -304,21 +237,6 @@ impl NcclCommunicator {
         Error::Lost { rank: self.number, peer, step: None }
     }
 
-    /// Waits for the collectives so far, and says how they went. Their deadline begins when the stream comes to the first of
-    /// them.
-    ///
-    /// # Errors
-    /// The first failure: [`Error::Record`], [`Error::Deadline`] or [`Error::KeyExhausted`] that this rank saw, or
-    /// [`Error::Aborted`] when another rank failed first. [`Error::Deadline`] when a rank did not come, and [`Error::Cuda`] with NCCL's
-    /// own text, after which the group has been given up.
-    pub fn outcome(&mut self) -> Result<()> {
-        if let Err(error) = self.wait() {
-            self.give_up();
-            return Err(error);
-        }
-        self.rank.outcome()
-    }
-
     fn wait(&mut self) -> Result<()> {
         if self.pending == 0 {
             return Ok(());
@@ -371,13 +289,81 @@ impl NcclCommunicator {
         self.pending = 0;
     }
 
-    /// Waits for the collectives so far, and starts a new session with new keys, together with all other ranks. Ends the
-    /// poisoning after a failure.
+    /// Calls `tap` with address and bytes of the text of each message that arrives, on the stream on which it does: it may
+    /// queue changes of it, as whoever controls the network can make; for tests of what happens then.
+    pub fn tap(&mut self, tap: impl FnMut(u64, usize, &Stream) -> Result<()> + Send + 'static) {
+        self.tap = Some(Box::new(tap));
+    }
+}
+
+impl Collectives for NcclCommunicator {
+    /// The host waits until NCCL has queued its part, which on the first collectives means for the other ranks, but not for the
+    /// GPU. A stream other than the last collective's comes after it. Can't be captured in a graph.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the group has been given up; [`Error::Handshake`], [`Error::Cuda`], [`Error::Randomness`]. The
-    /// communicator is poisoned then.
-    pub fn rekey(&mut self) -> Result<()> {
+    /// Before anything happens also [`Error::InvalidArgument`] when the stream is being captured, and [`Error::Lost`] when
+    /// the group has been given up. Then [`Error::Deadline`] and [`Error::Cuda`], after which it is given up, and the result wiped.
+    unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        check_one_each(buffers, streams, 1)?;
+        let (buffers, stream) = (buffers[0], streams[0]);
+        if self.link.is_none() {
+            return Err(self.lost());
+        }
+        if stream.is_capturing()? {
+            return Err(Error::InvalidArgument(
+                "the stream is being captured: the host takes part in a collective over NCCL".into(),
+            ));
+        }
+        let ready = self.rank.prepare(request, count, dtype)?;
+        self.rank.affords(&ready)?;
+        if self.pending == 0 {
+            stream.mark(&self.begun)?;
+        }
+        self.pending += 1;
+        // SAFETY: the caller's promise.
+        let queued = unsafe { self.queue(&ready, buffers, stream) };
+        let outcome = queued.and(stream.mark(&self.done));
+        if outcome.is_err() {
+            self.give_up();
+            // What was queued has ended, or never will.
+            let bytes = ready.plan().wanted(self.number).len();
+            // SAFETY: the caller's promise. After a fault nothing works, and memory goes with the context.
+            let wiped = unsafe { stream.fill(buffers.output, 0, bytes) };
+            let _ = wiped.and_then(|()| stream.synchronize());
+        }
+        outcome
+    }
+
+    /// Waits for the collectives so far, as nothing else may: NCCL has no deadline, but this has one, which begins when the stream
+    /// comes to the first of them.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] when a rank did not come, and [`Error::Cuda`] with NCCL's own text, after which the group has been
+    /// given up.
+    fn outcome(&mut self) -> Result<()> {
+        if let Err(error) = self.wait() {
+            self.give_up();
+            return Err(error);
+        }
+        self.rank.outcome()
+    }
+
+    fn finish(&mut self, streams: &[&Stream]) -> Result<()> {
+        let outcome = self.outcome();
+        streams.iter().try_for_each(|stream| stream.synchronize())?;
+        outcome
+    }
+
+    /// # Errors
+    /// [`Error::Lost`] when the group has been given up.
+    fn rekey(&mut self) -> Result<()> {
         if let Err(error) = self.wait() {
             self.give_up();
             return Err(error);
@@ -394,25 +380,14 @@ impl NcclCommunicator {
         Ok(())
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed, or a new group.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.rank.is_poisoned()
     }
 
-    /// Leaves in good order, together with all other ranks: no rank's communicator ends while another may use it.
-    ///
-    /// # Errors
-    /// As [`Self::outcome`]; [`Error::Handshake`] when another rank doesn't close within the timeout.
-    pub fn close(mut self) -> Result<()> {
+    fn close(mut self: Box<Self>) -> Result<()> {
         self.outcome()?;
         self.bootstrap.gather(b"", self.options.timeout)?;
         Ok(())
-    }
-
-    /// Calls `tap` with address and bytes of the text of each message that arrives, on the stream on which it does: it may
-    /// queue changes of it, as whoever controls the network can make; for tests of what happens then.
-    pub fn tap(&mut self, tap: impl FnMut(u64, usize, &Stream) -> Result<()> + Send + 'static) {
-        self.tap = Some(Box::new(tap));
     }
 }
 
@@ -469,6 +444,7 @@ fn outgoing(rank: &mut GpuRank, number: usize, ranks: usize) -> Result<[DeviceBu
 /// What a rank tells the others before any memory is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Offer {
+    device: [u8; 16],
     /// How many it could run.
     blocks: u32,
     max_bytes: u64,
@@ -478,10 +454,11 @@ struct Offer {
 }
 
 impl Offer {
-    const NUMBERS_BYTES: usize = 20;
+    const NUMBERS_BYTES: usize = 36;
 
     fn new(device: &Device, options: &GpuOptions, rank: usize) -> Result<Self> {
         Ok(Self {
+            device: device.uuid()?,
             blocks: device.multiprocessors()?.min(options.sm_budget.unwrap_or(u32::MAX)),
             max_bytes: options.max_bytes as u64,
             algorithm: options.algorithm as u64,
@@ -492,6 +469,7 @@ impl Offer {
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::NUMBERS_BYTES + ID_BYTES);
+        bytes.extend_from_slice(&self.device);
         bytes.extend_from_slice(&self.blocks.to_le_bytes());
         bytes.extend_from_slice(&self.max_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.algorithm.to_le_bytes());
@@ -503,9 +481,10 @@ impl Offer {
         let (numbers, id) = bytes.split_first_chunk::<{ Self::NUMBERS_BYTES }>()?;
         let eight = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| numbers[at + byte]));
         Some(Self {
-            blocks: u32::from_le_bytes(std::array::from_fn(|byte| numbers[byte])),
-            max_bytes: eight(4),
-            algorithm: eight(12),
+            device: std::array::from_fn(|byte| numbers[byte]),
+            blocks: u32::from_le_bytes(std::array::from_fn(|byte| numbers[16 + byte])),
+            max_bytes: eight(20),
+            algorithm: eight(28),
             id: id.to_vec(),
         })
     }
@@ -520,6 +499,13 @@ fn agreed(offers: &[Vec<u8>], own: usize) -> Result<(u32, Vec<u8>)> {
         if (offer.max_bytes, offer.algorithm) != (offers[own].max_bytes, offers[own].algorithm) {
             return Err(Error::Handshake(format!("rank {rank} has another algorithm or longest vector")));
         }
+        // NCCL says no more than that its use is invalid.
+        if let Some(other) = offers[..rank].iter().position(|other| other.device == offer.device) {
+            return Err(Error::InvalidArgument(format!(
+                "ranks {other} and {rank} are on one GPU: NCCL needs one for each rank; ranks of one machine that share \
+                 GPUs make a GpuCommunicator"
+            )));
+        }
     }
     let blocks = offers.iter().map(|offer| offer.blocks).min().unwrap_or(0);
     if blocks == 0 {
@@ -532,20 +518,25 @@ fn agreed(offers: &[Vec<u8>], own: usize) -> Result<(u32, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    fn offer(blocks: u32, max_bytes: u64, algorithm: u64, id: &[u8]) -> Vec<u8> {
-        Offer { blocks, max_bytes, algorithm, id: id.to_vec() }.encode()
+    fn offer(device: u8, blocks: u32, max_bytes: u64, algorithm: u64, id: &[u8]) -> Vec<u8> {
+        Offer { device: [device; 16], blocks, max_bytes, algorithm, id: id.to_vec() }.encode()
     }
 
     #[test]
     fn ranks_agree_on_blocks_and_the_first_ones_id() {
         let id = [7; ID_BYTES];
-        let offers = [offer(132, 1 << 20, 1, &id), offer(16, 1 << 20, 1, &[])];
+        let offers = [offer(0, 132, 1 << 20, 1, &id), offer(1, 16, 1 << 20, 1, &[])];
         assert_eq!(agreed(&offers, 1).unwrap(), (16, id.to_vec()));
-        for odd in [offer(132, 1 << 21, 1, &[]), offer(132, 1 << 20, 2, &[])] {
+        for odd in [offer(1, 132, 1 << 21, 1, &[]), offer(1, 132, 1 << 20, 2, &[])] {
             let error = agreed(&[offers[0].clone(), odd], 0).unwrap_err();
             assert!(matches!(&error, Error::Handshake(text) if text.contains("rank 1")), "{error}");
         }
-        assert!(matches!(agreed(&[offer(0, 1, 1, &id)], 0), Err(Error::InvalidArgument(_))));
-        assert!(matches!(agreed(&[vec![0; 19]], 0), Err(Error::Handshake(_))));
+        let shared = agreed(&[offers[0].clone(), offers[1].clone(), offers[0].clone()], 1).unwrap_err();
+        assert!(
+            matches!(&shared, Error::InvalidArgument(text) if text.contains("ranks 0 and 2")),
+            "{shared}"
+        );
+        assert!(matches!(agreed(&[offer(0, 0, 1, 1, &id)], 0), Err(Error::InvalidArgument(_))));
+        assert!(matches!(agreed(&[vec![0; Offer::NUMBERS_BYTES - 1]], 0), Err(Error::Handshake(_))));
     }
 }

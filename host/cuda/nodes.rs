@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use super::collectives::only_all_reduces;
 use super::divide::Divider;
+use super::rank::{check_one_each, vector_bytes};
 use super::{
-    Device, DeviceBuffer, GpuCommunicator, GpuOptions, HostBuffer, Module, NcclCommunicator, RankBuffers,
-    Stream,
+    Collectives, Device, DeviceBuffer, GpuCommunicator, GpuOptions, HostBuffer, Module, NcclCommunicator,
+    RankBuffers, Stream,
 };
 use crate::channel::GroupSecret;
 use crate::collective::{
@@ -146,79 +148,8 @@ impl GpuNodes {
         self.between.ranks() * self.inside.ranks()
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
-        self.poisoned || self.inside.is_poisoned() || self.between.is_poisoned()
-    }
-
-    /// Waits for the device, and starts new sessions with new keys, together with all other ranks. Ends the poisoning after a
-    /// failure.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::rekey`] and [`Communicator::rekey`].
-    pub fn rekey(&mut self) -> Result<()> {
-        self.poisoned = true;
-        // Both, so that all ranks meet equally often.
-        let inside = self.inside.rekey();
-        inside.and(self.between.rekey())?;
-        self.poisoned = false;
-        Ok(())
-    }
-
-    /// Leaves in good order, together with all other ranks.
-    ///
-    /// # Errors
-    /// As [`GpuCommunicator::close`] and [`NcclCommunicator::close`].
-    pub fn close(self) -> Result<()> {
-        let between = match self.between {
-            Between::Host { .. } => Ok(()),
-            Between::Gpu { rank, .. } => rank.close(),
-        };
-        // Both, so that all ranks meet equally often.
-        self.inside.close().and(between)
-    }
-
-    /// Reduces `count` elements of all ranks into every rank's output, with the same bits on each, after the stream's earlier
-    /// work, and waits until that is done on all ranks of the rail.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, and [`Error::Poisoned`] after a
-    /// failure, both before anything happens; otherwise as [`GpuCommunicator::outcome`] and [`Communicator::run`], after which the
-    /// output is zeros.
-    ///
     /// # Safety
-    /// As [`GpuCommunicator::all_reduce`].
-    pub unsafe fn all_reduce(
-        &mut self,
-        buffers: RankBuffers,
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        if self.is_poisoned() {
-            return Err(Error::Poisoned);
-        }
-        let (bytes, most) = (count.saturating_mul(dtype.size()), self.inside.options().max_bytes);
-        if bytes > most {
-            return Err(Error::InvalidArgument(format!(
-                "a vector of {bytes} bytes; the group is for up to {most}"
-            )));
-        }
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { self.in_three(buffers, count, dtype, op, stream) };
-        outcome.inspect_err(|_| {
-            self.poisoned = true;
-            self.between.give_up();
-            // After a fault nothing works, and memory goes with the context.
-            // SAFETY: the caller's promise.
-            let wiped = unsafe { stream.fill(buffers.output, 0, bytes) };
-            let _ = wiped.and_then(|()| stream.synchronize());
-        })
-    }
-
-    /// # Safety
-    /// As [`Self::all_reduce`].
+    /// As [`Collectives::run`].
     unsafe fn in_three(
         &mut self,
         buffers: RankBuffers,
@@ -233,19 +164,83 @@ impl GpuNodes {
         let chunk = Chunk { at: buffers.output + (own.start * size) as u64, count: own.len(), dtype };
         let scattered = RankBuffers { input: buffers.input, output: chunk.at };
         // SAFETY: the caller's promise; the chunk lies in the output, where the input has it if that is the same.
-        unsafe { self.inside.reduce_scatter(scattered, count, dtype, partial, stream)? };
-        stream.synchronize()?;
-        let scattered = self.inside.outcome();
+        unsafe { self.inside.reduce_scatter(&[scattered], count, dtype, partial, &[stream])? };
+        let scattered = self.inside.finish(&[stream]);
         let divisor = (op == ReduceOp::Avg).then(|| self.between.ranks() * ranks);
         // SAFETY: the chunk lies in the output.
         unsafe { self.between.reduce(scattered, chunk, partial, divisor, stream)? };
 
         let gathered = RankBuffers { input: chunk.at, output: buffers.output };
         // SAFETY: as above; the output, in place.
-        unsafe { self.inside.all_gather(gathered, count, dtype, stream)? };
-        stream.synchronize()?;
-        let gathered = self.inside.outcome();
+        unsafe { self.inside.all_gather(&[gathered], count, dtype, &[stream])? };
+        let gathered = self.inside.finish(&[stream]);
         self.between.finish(gathered, stream)
+    }
+}
+
+impl Collectives for GpuNodes {
+    /// All-reduces only. Begins after the stream's earlier work, and waits until it is done on all ranks of the rail. Can't be
+    /// captured in a graph.
+    ///
+    /// # Errors
+    /// Before anything happens [`Error::InvalidArgument`] when the vector is longer than the group was set up for,
+    /// [`Error::Poisoned`] after a failure, and [`Error::Unsupported`] for other collectives; otherwise as
+    /// [`Collectives::outcome`] and [`Communicator::run`], after which the output is zeros.
+    unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        let op = only_all_reduces(request, "nodes")?;
+        check_one_each(buffers, streams, 1)?;
+        let (buffers, stream) = (buffers[0], streams[0]);
+        if self.is_poisoned() {
+            return Err(Error::Poisoned);
+        }
+        let bytes = vector_bytes(count, dtype, self.inside.options().max_bytes)?;
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.in_three(buffers, count, dtype, op, stream) };
+        outcome.inspect_err(|_| {
+            self.poisoned = true;
+            self.between.give_up();
+            // After a fault nothing works, and memory goes with the context.
+            // SAFETY: the caller's promise.
+            let wiped = unsafe { stream.fill(buffers.output, 0, bytes) };
+            let _ = wiped.and_then(|()| stream.synchronize());
+        })
+    }
+
+    /// What there was to say, [`Collectives::run`] has said.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a failure.
+    fn outcome(&mut self) -> Result<()> {
+        if self.is_poisoned() { Err(Error::Poisoned) } else { Ok(()) }
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.poisoned || self.inside.is_poisoned() || self.between.is_poisoned()
+    }
+
+    fn rekey(&mut self) -> Result<()> {
+        self.poisoned = true;
+        // Both, so that all ranks meet equally often.
+        let inside = self.inside.rekey();
+        inside.and(self.between.rekey())?;
+        self.poisoned = false;
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let between = match self.between {
+            Between::Host { .. } => Ok(()),
+            Between::Gpu { rank, .. } => rank.close(),
+        };
+        // Both, so that all ranks meet equally often.
+        Box::new(self.inside).close().and(between)
     }
 }
 
@@ -380,7 +375,7 @@ unsafe fn run(
     }
     let buffers = RankBuffers { input: chunk.at, output: chunk.at };
     // SAFETY: the caller's promise.
-    let queued = unsafe { rank.all_reduce(buffers, chunk.count, chunk.dtype, op, stream) };
+    let queued = unsafe { rank.all_reduce(&[buffers], chunk.count, chunk.dtype, op, &[stream]) };
     let outcome = queued.and_then(|()| rank.outcome());
     inside.and(outcome)
 }

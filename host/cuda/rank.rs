@@ -16,6 +16,7 @@ use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
 use super::ahead::{Ahead, KeystreamAhead};
+use super::collectives::no_keystream;
 use super::mesh_plan::Destination;
 use super::rank_keystream::{Longest, RankKeystream, Taken, sides};
 use super::ring_keys::{PresentKeys, RankKeys};
@@ -739,7 +740,7 @@ impl GpuRank {
             return Err(Error::Poisoned);
         }
         let Some(keystream) = &mut self.keystream else {
-            return Err(Error::InvalidArgument("no keystream is kept: set GpuOptions::keystream".into()));
+            return Err(no_keystream());
         };
         let (rank, ranks, options, blocks) = (self.rank, self.ranks, &self.options, self.blocks);
         let exchanges = self.exchange.is_some();

@@ -11,10 +11,10 @@ use super::ahead::Ahead;
 use super::breakdown::{Gate, StepTimes, Timer};
 use super::rank::{GpuRank, Ready, check, check_one_each, launches_per_step, shared_blocks};
 use super::ring_plan::Part;
-use super::{Device, DeviceBuffer, Event, KeystreamAhead, Module, Stream};
+use super::{Collectives, Device, DeviceBuffer, Event, KeystreamAhead, Module, Stream};
 use crate::channel::{Crypto, GroupSecret, KeyLength, volume};
 use crate::collective::{Algorithm, InProcess, Request};
-use crate::{Dtype, Error, ReduceOp, Result};
+use crate::{Dtype, Error, Result};
 
 /// How a rank's part in a collective becomes kernel launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct GpuOptions {
     pub timeout: Duration,
     /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
     pub key_bytes: u64,
-    /// Keystream that [`GpuGroup::make_keystream`] may make ahead of time: for sealed rings, and exchanges of two ranks, of
+    /// Keystream that [`Collectives::make_keystream`] may make ahead of time: for sealed rings, and exchanges of two ranks, of
     /// one launch.
     pub keystream: Option<KeystreamAhead>,
 }
@@ -172,133 +172,6 @@ impl GpuGroup {
         Ok(group)
     }
 
-    /// Reduces vectors of `count` elements over all ranks into every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn all_reduce(
-        &mut self,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::AllReduce(op), buffers, count, dtype, streams) }
-    }
-
-    /// Reduces vectors of `count` elements over all ranks; each gets its chunk of the result: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn reduce_scatter(
-        &mut self,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::ReduceScatter(op), buffers, count, dtype, streams) }
-    }
-
-    /// Gathers a vector of `count` elements, of which each rank gives its chunk, into every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn all_gather(
-        &mut self,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::AllGather, buffers, count, dtype, streams) }
-    }
-
-    /// Gives the vector of `count` elements of rank `root` to every rank's output: [`Self::run`].
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    ///
-    /// # Safety
-    /// As [`Self::run`].
-    pub unsafe fn broadcast(
-        &mut self,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        root: usize,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.run(Request::Broadcast { root }, buffers, count, dtype, streams) }
-    }
-
-    /// Queues a collective on the ranks' streams, and doesn't wait. `count` is of the whole vector, of which
-    /// [`RankBuffers`] says what part each rank gives and gets; its chunks are [`Partition`](crate::collective::Partition)'s,
-    /// and its bits those of the CPU's ranks. Can be captured in a graph, if the same collective was done before outside
-    /// of one on as many elements of as many bytes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, the root is no rank, or the
-    /// buffers and streams are not one for each rank; [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when
-    /// one key may not encrypt that much; [`Error::Cuda`].
-    ///
-    /// # Safety
-    /// Each rank's buffers hold what it gives and gets, on its device, aligned to an element, and are left alone until its
-    /// stream has passed the collective. The streams run beside each other: none waits for another's collective.
-    pub unsafe fn run(
-        &mut self,
-        request: Request,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        let ranks = self.ranks.len();
-        if self.is_poisoned() {
-            return Err(Error::Poisoned);
-        }
-        check_one_each(buffers, streams, ranks)?;
-        // All that may wait for a device comes first: once a kernel runs, it waits for those of the other ranks.
-        let ready: Vec<_> =
-            self.ranks.iter_mut().map(|rank| rank.prepare(request, count, dtype)).collect::<Result<_>>()?;
-        if self.order.is_some() {
-            let mut begun = false;
-            // SAFETY: by the caller's promise.
-            let queued = unsafe { self.run_steps(&ready, buffers, streams, &mut begun, None) };
-            if queued.is_err() && begun {
-                self.ranks.iter_mut().for_each(GpuRank::poison);
-            }
-            return queued;
-        }
-        for (number, ready) in ready.into_iter().enumerate() {
-            // SAFETY: by the caller's promise.
-            let queued = unsafe { self.ranks[number].launch(ready, buffers[number], streams[number]) };
-            if let Err(error) = queued {
-                if number > 0 {
-                    // Other ranks have started.
-                    self.ranks.iter_mut().for_each(GpuRank::poison);
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
     /// Queues a launch for each step: round by round, so that an event has been recorded when it is waited for. A rank's step
     /// comes after its predecessor's of the round before. All ranks' results are complete, or one has failed, before any
     /// rank closes the collective; so a failure wipes every rank's result. `begun` becomes true once anything is queued.
@@ -345,45 +218,6 @@ impl GpuGroup {
             launch(own, rank, Part::Close)?;
         }
         Ok(())
-    }
-
-    /// Has keystream made, on a stream of low priority on each device, for the group's next collectives: all-reduces of
-    /// f32, f16 or bf16 sums or averages, of `bytes` bytes each, in this order. Doesn't wait. Returns for how many there
-    /// is, or will be, keystream: no more than fit [`GpuOptions::keystream`], and none after a collective was captured in a
-    /// graph, until [`Self::rekey`].
-    ///
-    /// A collective uses what is ready when it gets to a record, and makes the rest; what was made for another collective or
-    /// length is wiped unused. What was asked for before stays as it was, also for collectives that are named again with
-    /// another length. Results are the same.
-    ///
-    /// # Errors
-    /// [`Error::Poisoned`] after a failure; [`Error::InvalidArgument`] without [`GpuOptions::keystream`];
-    /// [`Error::Cuda`].
-    pub fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
-        let made: Vec<usize> =
-            self.ranks.iter_mut().map(|rank| rank.make_keystream(bytes)).collect::<Result<_>>()?;
-        Ok(made.into_iter().min().unwrap_or(0))
-    }
-
-    /// Waits until all keystream that was asked for is made, and all that was used is wiped.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn wait_for_keystream(&self) -> Result<()> {
-        self.ranks.iter().filter_map(GpuRank::keystream).try_for_each(Ahead::synchronize)
-    }
-
-    /// Records so far whose keystream was not there, of all ranks, modulo 2^32: of collectives with some keystream. Wait
-    /// for the streams first.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn keystream_misses(&self) -> Result<u32> {
-        self.ranks
-            .iter()
-            .filter_map(GpuRank::keystream)
-            .map(Ahead::misses)
-            .try_fold(0, |sum: u32, misses| Ok(sum.wrapping_add(misses?)))
     }
 
     /// Whether no keystream lies in any rank's memory, once all that was asked for is done: for audits, as it copies all
@@ -455,11 +289,63 @@ impl GpuGroup {
         timer.times()
     }
 
-    /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.
-    ///
-    /// # Errors
-    /// The first failure of any rank: [`Error::Record`] or [`Error::Deadline`]. The group carries no data after it.
-    pub fn outcome(&mut self) -> Result<()> {
+    /// Where the messages to a rank arrive, all that ever crosses: its inbox and its signals.
+    pub fn mailbox(&self, rank: usize) -> [&DeviceBuffer; 2] {
+        self.ranks[rank].mailbox()
+    }
+
+    /// Blocks that each rank runs, one on a multiprocessor.
+    pub fn blocks(&self) -> u32 {
+        self.ranks[0].blocks()
+    }
+
+    /// How its collectives become launches; not [`LaunchForm::Auto`].
+    pub fn launch_form(&self) -> LaunchForm {
+        if self.order.is_some() { LaunchForm::PerStep } else { LaunchForm::Persistent }
+    }
+}
+
+impl Collectives for GpuGroup {
+    unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        let ranks = self.ranks.len();
+        if self.is_poisoned() {
+            return Err(Error::Poisoned);
+        }
+        check_one_each(buffers, streams, ranks)?;
+        // All that may wait for a device comes first: once a kernel runs, it waits for those of the other ranks.
+        let ready: Vec<_> =
+            self.ranks.iter_mut().map(|rank| rank.prepare(request, count, dtype)).collect::<Result<_>>()?;
+        if self.order.is_some() {
+            let mut begun = false;
+            // SAFETY: by the caller's promise.
+            let queued = unsafe { self.run_steps(&ready, buffers, streams, &mut begun, None) };
+            if queued.is_err() && begun {
+                self.ranks.iter_mut().for_each(GpuRank::poison);
+            }
+            return queued;
+        }
+        for (number, ready) in ready.into_iter().enumerate() {
+            // SAFETY: by the caller's promise.
+            let queued = unsafe { self.ranks[number].launch(ready, buffers[number], streams[number]) };
+            if let Err(error) = queued {
+                if number > 0 {
+                    // Other ranks have started.
+                    self.ranks.iter_mut().for_each(GpuRank::poison);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<()> {
         let outcomes: Vec<_> = self.ranks.iter_mut().map(GpuRank::outcome).collect();
         // What was seen first-hand says more than that another rank gave up.
         let (told, seen): (Vec<_>, Vec<_>) = outcomes
@@ -472,11 +358,7 @@ impl GpuGroup {
         }
     }
 
-    /// Waits for the ranks' devices, and starts a new session with new keys. Ends the poisoning after a failure.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`], [`Error::Randomness`]. The group is poisoned then.
-    pub fn rekey(&mut self) -> Result<()> {
+    fn rekey(&mut self) -> Result<()> {
         let secret = &self.secret;
         thread::scope(|scope| {
             let threads: Vec<_> = self
@@ -493,24 +375,30 @@ impl GpuGroup {
         })
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.ranks.iter().any(GpuRank::is_poisoned)
     }
 
-    /// Where the messages to a rank arrive, all that ever crosses: its inbox and its signals.
-    pub fn mailbox(&self, rank: usize) -> [&DeviceBuffer; 2] {
-        self.ranks[rank].mailbox()
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
     }
 
-    /// Blocks that each rank runs, one on a multiprocessor.
-    pub fn blocks(&self) -> u32 {
-        self.ranks[0].blocks()
+    fn make_keystream(&mut self, bytes: &[usize]) -> Result<usize> {
+        let made: Vec<usize> =
+            self.ranks.iter_mut().map(|rank| rank.make_keystream(bytes)).collect::<Result<_>>()?;
+        Ok(made.into_iter().min().unwrap_or(0))
     }
 
-    /// How its collectives become launches; not [`LaunchForm::Auto`].
-    pub fn launch_form(&self) -> LaunchForm {
-        if self.order.is_some() { LaunchForm::PerStep } else { LaunchForm::Persistent }
+    fn wait_for_keystream(&self) -> Result<()> {
+        self.ranks.iter().filter_map(GpuRank::keystream).try_for_each(Ahead::synchronize)
+    }
+
+    fn keystream_misses(&self) -> Result<u32> {
+        self.ranks
+            .iter()
+            .filter_map(GpuRank::keystream)
+            .map(Ahead::misses)
+            .try_fold(0, |sum: u32, misses| Ok(sum.wrapping_add(misses?)))
     }
 }
 

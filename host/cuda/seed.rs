@@ -21,17 +21,18 @@ use ringseal_kernels::table_ghash::{
 use zeroize::Zeroize;
 
 use super::cipher::Kernels;
+use super::collectives::only_all_reduces;
 use super::rank::{check_one_each, vector_bytes};
 use super::seed_keys::{SeedKeys, SenderKey};
 use super::seed_plan::{Plan, Reception, Source, Work};
-use super::{Device, DeviceBuffer, Event, Kernel, Launch, Module, RankBuffers, Stream};
+use super::{Collectives, Device, DeviceBuffer, Event, Kernel, Launch, Module, RankBuffers, Stream};
 use crate::backend::{CounterWidth, le_words};
 use crate::channel::{
     ASSOCIATED_DATA_BYTES, AssociatedData, Crypto, GroupSecret, KeyLength, MAX_SEQUENCE, Terms, VERSION,
     nonce, volume,
 };
 use crate::collective::schedule::Schedule;
-use crate::collective::{Algorithm, Collective};
+use crate::collective::{Algorithm, Collective, Request};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// Chains that are used unless others are asked for: two thread blocks on each of 132 multiprocessors, the best of those
@@ -291,56 +292,8 @@ impl SeedGroup {
         Ok(Self { options, plan, kernels, ranks, slot_bytes, keys, sequence: 1, poisoned: false })
     }
 
-    /// Queues an all-reduce of `count` elements on the ranks' streams, and doesn't wait. Cannot be captured in a graph: a
-    /// replay would repeat nonces.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, a stream is being captured, or
-    /// the buffers and streams are not one for each rank; [`Error::Poisoned`] after a failure;
-    /// [`Error::KeyExhausted`]; [`Error::Cuda`].
-    ///
     /// # Safety
-    /// Each rank's buffers hold `count` elements on its device, aligned to an element, and are left alone until its
-    /// stream has passed the collective.
-    pub unsafe fn all_reduce(
-        &mut self,
-        buffers: &[RankBuffers],
-        count: usize,
-        dtype: Dtype,
-        op: ReduceOp,
-        streams: &[&Stream],
-    ) -> Result<()> {
-        let ranks = self.ranks.len();
-        if self.poisoned {
-            return Err(Error::Poisoned);
-        }
-        check_one_each(buffers, streams, ranks)?;
-        let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
-        for stream in streams {
-            if stream.is_capturing()? {
-                return Err(Error::InvalidArgument(
-                    "a stream is being captured: a replay would repeat nonces; use GpuGroup".into(),
-                ));
-            }
-        }
-        if self.sequence >= MAX_SEQUENCE {
-            return Err(Error::InvalidArgument("no collective number is left; re-key".into()));
-        }
-        let sequence = self.sequence;
-        // Used up whatever becomes of the collective.
-        self.sequence += 1;
-        let run = Run { buffers, streams, bytes, count, dtype, op, sequence };
-        // SAFETY: the caller's promise.
-        let result = unsafe { self.queue(&run) };
-        if result.is_err() {
-            // Some ranks may have started.
-            self.poisoned = true;
-        }
-        result
-    }
-
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As [`Collectives::run`].
     unsafe fn queue(&mut self, run: &Run<'_>) -> Result<()> {
         // Once for all calls on the first device.
         let _current = self.ranks[0].stream.device().bind()?;
@@ -382,7 +335,7 @@ impl SeedGroup {
     /// Queues one step of one rank.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As [`Collectives::run`].
     unsafe fn work(&self, run: &Run<'_>, work: &Work) -> Result<()> {
         let (offset, bytes) = step::chunk(work.chunk as u32, self.plan.chunks as u32, run.bytes as u64);
         if bytes == 0 {
@@ -546,11 +499,57 @@ impl SeedGroup {
         }
     }
 
-    /// Asks how the collectives that the ranks' streams have passed went. Wait for the streams first.
+    /// Where the messages to a rank arrive, all that ever crosses, and the bytes from one message to the next. A message's
+    /// tag is at the next multiple of 16 after its text.
+    pub fn mailbox(&self, rank: usize) -> (&DeviceBuffer, usize) {
+        (&self.ranks[rank].inbox, self.slot_bytes)
+    }
+}
+
+impl Collectives for SeedGroup {
+    /// All-reduces only. Can't be captured in a graph, whose replay would repeat nonces.
     ///
     /// # Errors
-    /// [`Error::Record`]: the first message that didn't verify. The group carries no data after it.
-    pub fn outcome(&mut self) -> Result<()> {
+    /// Before anything happens also [`Error::Unsupported`] for other collectives, and [`Error::InvalidArgument`] when a
+    /// stream is being captured.
+    unsafe fn run(
+        &mut self,
+        request: Request,
+        buffers: &[RankBuffers],
+        count: usize,
+        dtype: Dtype,
+        streams: &[&Stream],
+    ) -> Result<()> {
+        let (op, ranks) = (only_all_reduces(request, "the published structure")?, self.ranks.len());
+        if self.poisoned {
+            return Err(Error::Poisoned);
+        }
+        check_one_each(buffers, streams, ranks)?;
+        let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
+        for stream in streams {
+            if stream.is_capturing()? {
+                return Err(Error::InvalidArgument(
+                    "a stream is being captured: a replay would repeat nonces; use GpuGroup".into(),
+                ));
+            }
+        }
+        if self.sequence >= MAX_SEQUENCE {
+            return Err(Error::InvalidArgument("no collective number is left; re-key".into()));
+        }
+        let sequence = self.sequence;
+        // Used up whatever becomes of the collective.
+        self.sequence += 1;
+        let run = Run { buffers, streams, bytes, count, dtype, op, sequence };
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.queue(&run) };
+        if result.is_err() {
+            // Some ranks may have started.
+            self.poisoned = true;
+        }
+        result
+    }
+
+    fn outcome(&mut self) -> Result<()> {
         let mut first = u64::MAX;
         for rank in &self.ranks {
             let mut word = [0; 8];
@@ -569,11 +568,7 @@ impl SeedGroup {
         }
     }
 
-    /// Waits for the ranks' devices, and starts a new session with new keys. Ends the poisoning after a failure.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`], [`Error::Randomness`]. The group is poisoned then.
-    pub fn rekey(&mut self) -> Result<()> {
+    fn rekey(&mut self) -> Result<()> {
         self.poisoned = true;
         for rank in &self.ranks {
             rank.stream.device().synchronize()?;
@@ -594,15 +589,12 @@ impl SeedGroup {
         Ok(())
     }
 
-    /// Whether a collective has failed and [`Self::rekey`] is needed.
-    pub fn is_poisoned(&self) -> bool {
+    fn is_poisoned(&self) -> bool {
         self.poisoned
     }
 
-    /// Where the messages to a rank arrive, all that ever crosses, and the bytes from one message to the next. A message's
-    /// tag is at the next multiple of 16 after its text.
-    pub fn mailbox(&self, rank: usize) -> (&DeviceBuffer, usize) {
-        (&self.ranks[rank].inbox, self.slot_bytes)
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
     }
 }
 

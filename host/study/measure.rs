@@ -16,8 +16,8 @@ use super::workloads::Workload;
 use crate::channel::{Crypto, GroupSecret, KeyLength};
 use crate::collective::Algorithm;
 use crate::cuda::{
-    Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, RankBuffers, SeedGroup, SeedOptions, Stream,
-    driver,
+    Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, KeystreamAhead, RankBuffers, SeedGroup,
+    SeedOptions, Stream, driver,
 };
 use crate::{Dtype, Error, ReduceOp, Result};
 
@@ -105,11 +105,10 @@ const fn runs_iterations(method: Method) -> bool {
     !matches!(method, Method::SeedPlain(_) | Method::Fused(_, Crypto::Gcm(KeyLength::Aes256)))
 }
 
-enum Group {
-    Fused(GpuGroup),
-    /// With keystream made ahead of so many all-reduces at a time.
-    Ready(GpuGroup, usize),
-    Seed(Box<SeedGroup>),
+struct Group {
+    ranks: Box<dyn Collectives>,
+    /// Of how many all-reduces at a time keystream is made ahead, if of any.
+    ready: Option<usize>,
 }
 
 impl Group {
@@ -123,7 +122,7 @@ impl Group {
                 max_bytes,
                 ..SeedOptions::default()
             };
-            SeedGroup::new(devices, image, &secret, options).map(Box::new).map(Self::Seed)
+            Ok(Self { ranks: Box::new(SeedGroup::new(devices, image, &secret, options)?), ready: None })
         };
         match method {
             Method::Seed(algorithm) => seed(algorithm, true),
@@ -131,7 +130,7 @@ impl Group {
             Method::Fused(algorithm, crypto) => {
                 let timeout = Duration::from_secs(10);
                 let options = GpuOptions { crypto, algorithm, max_bytes, timeout, ..GpuOptions::default() };
-                GpuGroup::new(devices, image, &secret, options).map(Self::Fused)
+                Ok(Self { ranks: Box::new(GpuGroup::new(devices, image, &secret, options)?), ready: None })
             }
         }
     }
@@ -149,37 +148,32 @@ impl Group {
             ..GpuOptions::default()
         };
         let group = GpuGroup::new(devices, image, &GroupSecret::random()?, options)?;
-        Ok(Self::Ready(group, collectives))
+        Ok(Self { ranks: Box::new(group), ready: Some(collectives) })
     }
 
     /// How many all-reduces are timed together.
-    const fn together(&self) -> usize {
-        match self {
-            Self::Ready(_, collectives) => *collectives,
-            _ => usize::MAX,
-        }
+    fn together(&self) -> usize {
+        self.ready.unwrap_or(usize::MAX)
     }
 
     /// What comes before all-reduces of these lengths, and isn't timed.
     fn prepare(&mut self, sizes: &[usize]) -> Result<()> {
-        match self {
-            Self::Ready(group, _) => {
-                group.wait_for_keystream()?;
-                let made = group.make_keystream(sizes)?;
-                if made != sizes.len() {
-                    return Err(Error::InvalidArgument(format!(
-                        "keystream of {made} all-reduces, where that of {} was to be ready",
-                        sizes.len()
-                    )));
-                }
-                group.wait_for_keystream()
-            }
-            _ => Ok(()),
+        if self.ready.is_none() {
+            return Ok(());
         }
+        self.ranks.wait_for_keystream()?;
+        let made = self.ranks.make_keystream(sizes)?;
+        if made != sizes.len() {
+            return Err(Error::InvalidArgument(format!(
+                "keystream of {made} all-reduces, where that of {} was to be ready",
+                sizes.len()
+            )));
+        }
+        self.ranks.wait_for_keystream()
     }
 
     /// # Safety
-    /// As [`GpuGroup::all_reduce`].
+    /// As [`Collectives::run`].
     unsafe fn all_reduce(
         &mut self,
         buffers: &[RankBuffers],
@@ -187,29 +181,17 @@ impl Group {
         streams: &[&Stream],
     ) -> Result<()> {
         let (count, dtype, op) = (bytes / Dtype::F32.size(), Dtype::F32, ReduceOp::Sum);
-        match self {
-            // SAFETY: the caller's promise.
-            Self::Fused(group) | Self::Ready(group, _) => unsafe {
-                group.all_reduce(buffers, count, dtype, op, streams)
-            },
-            // SAFETY: the caller's promise.
-            Self::Seed(group) => unsafe { group.all_reduce(buffers, count, dtype, op, streams) },
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.ranks.all_reduce(buffers, count, dtype, op, streams) }
     }
 
     fn outcome(&mut self) -> Result<()> {
-        match self {
-            Self::Fused(group) => group.outcome(),
-            Self::Ready(group, _) => {
-                group.outcome()?;
-                match group.keystream_misses()? {
-                    0 => Ok(()),
-                    misses => Err(Error::InvalidArgument(format!(
-                        "{misses} records' keystream was not ready, so that the time is of something else"
-                    ))),
-                }
-            }
-            Self::Seed(group) => group.outcome(),
+        self.ranks.outcome()?;
+        match self.ranks.keystream_misses()? {
+            0 => Ok(()),
+            misses => Err(Error::InvalidArgument(format!(
+                "{misses} records' keystream was not ready, so that the time is of something else"
+            ))),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytemuck::{cast_slice, cast_slice_mut};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::Request;
-use ringseal::cuda::{AutoGroup, Device, DeviceBuffer, GpuOptions, RankBuffers, Stream};
+use ringseal::cuda::{AutoGroup, Collectives, Device, DeviceBuffer, GpuOptions, RankBuffers, Stream};
 use ringseal::study::calibration::Calibration;
 use ringseal::{Dtype, ReduceOp};
 

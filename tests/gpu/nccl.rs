@@ -8,8 +8,8 @@ use ringseal::collective::{
     Algorithm, Bootstrap, Buffers, Communicator, InProcess, Nodes, Options, Partition, Rail, Request,
 };
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuNodes, GpuOptions, LaunchForm, NcclCommunicator, NcclExchange, RankBuffers,
-    Stream,
+    Collectives, Device, DeviceBuffer, GpuNodes, GpuOptions, LaunchForm, NcclCommunicator, NcclExchange,
+    RankBuffers, Stream,
 };
 use ringseal::transport::lockstep::{Exchange, Lockstep};
 use ringseal::{Dtype, Error, ReduceOp};
@@ -318,8 +318,8 @@ impl OnDevice {
         self.output.fill(0xee, &self.stream)?;
         let buffers = RankBuffers { input: self.input.pointer(), output: self.output.pointer() };
         // SAFETY: the buffers hold `COUNT` elements, and are left alone until the outcome is known.
-        unsafe { self.group.run(request, buffers, count, Dtype::U32, &self.stream)? };
-        self.group.outcome()?;
+        unsafe { self.group.run(request, &[buffers], count, Dtype::U32, &[&self.stream])? };
+        self.group.finish(&[&self.stream])?;
         self.result(wanted)
     }
 
@@ -353,13 +353,13 @@ fn device_group_of_one(device: &Device) -> Outcome {
     let (group, stream) = (&mut rank.group, &rank.stream);
     stream.capture(|stream| {
         // SAFETY: the buffers are long enough, and nothing else uses them.
-        captured = Some(unsafe { group.all_reduce(buffers, 10, Dtype::U32, ReduceOp::Sum, stream) });
+        captured = Some(unsafe { group.all_reduce(&[buffers], 10, Dtype::U32, ReduceOp::Sum, &[stream]) });
         Ok(())
     })?;
     ensure!(matches!(captured, Some(Err(Error::InvalidArgument(_)))), "captured: {captured:?}");
     rank.group.rekey()?;
     ensure!(rank.run(Request::AllReduce(ReduceOp::Max), &[3, 1], 2, 2)? == [3, 1], "after a new session");
-    Ok(rank.group.close()?)
+    Ok(Box::new(rank.group).close()?)
 }
 
 fn device_one_gpu_for_two(device: &Device) -> Outcome {
@@ -407,7 +407,7 @@ fn device_collectives() -> Outcome {
                     let broadcast = on_device.run(Request::Broadcast { root }, &given, count, count)?;
                     ensure!(broadcast == vector(root, count), "{what}: a broadcast is wrong");
                 }
-                Ok(on_device.group.close()?)
+                Ok(Box::new(on_device.group).close()?)
             })?;
         }
     }
@@ -439,7 +439,7 @@ fn device_tamper() -> Outcome {
         ensure!(matches!(again, Err(Error::Poisoned)), "a failed group goes on: {again:?}");
         on_device.group.rekey()?;
         check(&on_device.run(sum, &given, given.len(), given.len())?, ranks, "after a failure")?;
-        on_device.group.close()?;
+        Box::new(on_device.group).close()?;
         Ok(failure)
     })?;
     for (rank, failure) in failures.iter().enumerate() {
@@ -505,7 +505,7 @@ fn device_nodes() -> Outcome {
         for count in [0, 1, 1000, COUNT] {
             memory.write(0, bytemuck::cast_slice(&vector(rank, count)), &stream)?;
             // SAFETY: the memory holds `count` elements, and the call waits.
-            unsafe { nodes.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &stream)? };
+            unsafe { nodes.all_reduce(&[buffers], count, Dtype::U32, ReduceOp::Sum, &[&stream])? };
             let mut sums = vec![0; count];
             memory.read(0, bytemuck::cast_slice_mut(&mut sums), &stream)?;
             check(&sums, ranks, "nodes")?;
@@ -514,14 +514,14 @@ fn device_nodes() -> Outcome {
         let ones = [0x80, 0x3f].repeat(4_000_001);
         memory.write(0, &ones, &stream)?;
         // SAFETY: as above.
-        unsafe { nodes.all_reduce(buffers, ones.len() / 2, Dtype::Bf16, ReduceOp::Avg, &stream)? };
+        unsafe { nodes.all_reduce(&[buffers], ones.len() / 2, Dtype::Bf16, ReduceOp::Avg, &[&stream])? };
         let mut averages = vec![0; ones.len()];
         memory.read(0, &mut averages, &stream)?;
         ensure!(averages == ones, "the average of ones is not one");
         nodes.rekey()?;
         // SAFETY: as above.
-        unsafe { nodes.all_reduce(buffers, 10, Dtype::F32, ReduceOp::Max, &stream)? };
-        Ok(nodes.close()?)
+        unsafe { nodes.all_reduce(&[buffers], 10, Dtype::F32, ReduceOp::Max, &[&stream])? };
+        Ok(Box::new(nodes).close()?)
     })?;
     Ok(())
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Communicator, Options, Partition, Rail, Rendezvous, Request};
 use ringseal::cuda::{
-    AutoCommunicator, Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers, Stream,
+    AutoCommunicator, Collectives, Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers,
+    Stream,
 };
 use ringseal::{Dtype, Error, ReduceOp};
 
@@ -108,7 +109,7 @@ fn member() -> Outcome {
                 member.communicator.rekey()?;
             }
             member.reduces(1000)?;
-            member.communicator.close()?;
+            Box::new(member.communicator).close()?;
         }
     }
     Ok(())
@@ -125,7 +126,7 @@ fn in_nodes(mut group: GpuNodes, device: &Device) -> Outcome {
             memory.write(0, &input, &stream)?;
             let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
             // SAFETY: the memory holds `count` elements, and the call waits.
-            unsafe { group.all_reduce(buffers, count, Dtype::U32, ReduceOp::Sum, &stream)? };
+            unsafe { group.all_reduce(&[buffers], count, Dtype::U32, ReduceOp::Sum, &[&stream])? };
             let mut output = vec![0; 4 * count];
             memory.read(0, &mut output, &stream)?;
             let right: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
@@ -136,13 +137,13 @@ fn in_nodes(mut group: GpuNodes, device: &Device) -> Outcome {
         memory.write(0, &ones, &stream)?;
         let buffers = RankBuffers { input: memory.pointer(), output: memory.pointer() };
         // SAFETY: as above.
-        unsafe { group.all_reduce(buffers, 1001, Dtype::Bf16, ReduceOp::Avg, &stream)? };
+        unsafe { group.all_reduce(&[buffers], 1001, Dtype::Bf16, ReduceOp::Avg, &[&stream])? };
         let mut output = vec![0; 2002];
         memory.read(0, &mut output, &stream)?;
         ensure!(output == ones, "rank {rank}, round {round}: the average of ones is not one");
         group.rekey()?;
     }
-    Ok(group.close()?)
+    Ok(Box::new(group).close()?)
 }
 
 /// One rank's part, by the algorithms that rank 0 found.
@@ -157,9 +158,8 @@ fn by_choice(mut group: AutoCommunicator, rank: usize, ranks: usize, device: &De
             memory.write(0, &input, &stream)?;
             let request = Request::AllReduce(ReduceOp::Sum);
             // SAFETY: the memory holds `count` elements, and lives until the stream has been waited for.
-            unsafe { group.run(request, buffers, count, Dtype::U32, &stream)? };
-            stream.synchronize()?;
-            group.outcome()?;
+            unsafe { group.run(request, &[buffers], count, Dtype::U32, &[&stream])? };
+            group.finish(&[&stream])?;
             let mut output = vec![0; 4 * count];
             memory.read(0, &mut output, &stream)?;
             let right: Vec<u8> = (0..count).flat_map(|at| sum(ranks, at, value).to_le_bytes()).collect();
@@ -167,7 +167,7 @@ fn by_choice(mut group: AutoCommunicator, rank: usize, ranks: usize, device: &De
         }
         group.rekey()?;
     }
-    Ok(group.close()?)
+    Ok(Box::new(group).close()?)
 }
 
 /// Element `at` of a rank.
@@ -209,9 +209,8 @@ impl Member {
         self.output.fill(0xa5, &self.stream)?;
         let buffers = RankBuffers { input: self.input.pointer(), output: self.output.pointer() };
         // SAFETY: both buffers hold `count` elements and live until the stream has been waited for.
-        unsafe { self.communicator.run(request, buffers, count, Dtype::U32, &self.stream)? };
-        self.stream.synchronize()?;
-        let outcome = self.communicator.outcome();
+        unsafe { self.communicator.run(request, &[buffers], count, Dtype::U32, &[&self.stream])? };
+        let outcome = self.communicator.finish(&[&self.stream]);
         let mut output = vec![0; 4 * expected.len()];
         self.output.read(0, &mut output, &self.stream)?;
         let output: Vec<u32> = output.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Partition, Request, reference};
 use ringseal::cuda::{
-    Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, KeystreamAhead, Launch, LaunchForm, Module,
-    RankBuffers, Stream,
+    Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, KeystreamAhead, Launch, LaunchForm,
+    Module, RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 

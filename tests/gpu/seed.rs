@@ -11,7 +11,7 @@ use aes_gcm::{Aes256Gcm, aes::Aes256};
 use ringseal::channel::{GroupSecret, KeyLength};
 use ringseal::collective::Algorithm;
 use ringseal::cuda::{
-    Device, DeviceBuffer, Module, RankBuffers, SeedGroup, SeedKernels, SeedOptions, Stream,
+    Collectives, Device, DeviceBuffer, Module, RankBuffers, SeedGroup, SeedKernels, SeedOptions, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 use ringseal_kernels::reduce::{combine, finish, reduction};

@@ -6,8 +6,9 @@ use super::keystream::Missing;
 use super::membership::Membership;
 use ringseal::collective::{Crypto, Request};
 use ringseal::cuda::{
-    AutoCommunicator, AutoGroup, Calibrated, Device, DeviceBuffer, GpuCommunicator, GpuGroup, GpuOptions,
-    LaunchForm, RankBuffers, SeedGroup, SeedOptions, StepTimes, Stream,
+    AutoCommunicator, AutoGroup, Calibrated, Collectives, Device, DeviceBuffer, GpuCommunicator, GpuGroup,
+    GpuNodes, GpuOptions, LaunchForm, NcclCommunicator, RankBuffers, SeedGroup, SeedOptions, StepTimes,
+    Stream,
 };
 use ringseal::study::choose::Choices;
 use ringseal::{Dtype, Error, ReduceOp, Result, channel::GroupSecret, ptx};
@@ -64,9 +65,31 @@ enum Team {
     /// All, of this process, in the published structure.
     Seed(Box<SeedGroup>),
     /// One, whose peers are other processes.
-    Member(Box<GpuCommunicator>),
+    Member(Box<dyn Collectives>),
     /// The same by several algorithms.
     AutoMember(Box<AutoCommunicator>),
+}
+
+impl Team {
+    fn collectives(&self) -> &dyn Collectives {
+        match self {
+            Self::Group(group) => group,
+            Self::Auto(group) => group.as_ref(),
+            Self::Seed(group) => group.as_ref(),
+            Self::Member(own) => own.as_ref(),
+            Self::AutoMember(own) => own.as_ref(),
+        }
+    }
+
+    fn collectives_mut(&mut self) -> &mut dyn Collectives {
+        match self {
+            Self::Group(group) => group,
+            Self::Auto(group) => group.as_mut(),
+            Self::Seed(group) => group.as_mut(),
+            Self::Member(own) => own.as_mut(),
+            Self::AutoMember(own) => own.as_mut(),
+        }
+    }
 }
 
 impl GpuRanks {
@@ -115,6 +138,35 @@ impl GpuRanks {
         Self::with_team(std::slice::from_ref(device), team, max_bytes, keystream)
     }
 
+    /// One rank of a group of `ranks` processes, each on a GPU of its own: `device` is this one's.
+    pub(super) fn over_nccl(
+        device: &Device,
+        member: &Membership,
+        ranks: usize,
+        options: GpuOptions,
+    ) -> Result<Self> {
+        let (meeting, max_bytes) = (member.meet(ranks)?, options.max_bytes);
+        let own = NcclCommunicator::new(&member.secret, member.rank, ranks, meeting, device, options)?;
+        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), max_bytes, false)
+    }
+
+    /// The same in nodes of `node_ranks`, whose GPUs reach each other without NCCL. The options are those inside nodes and
+    /// between them.
+    pub(super) fn in_nodes(
+        device: &Device,
+        member: &Membership,
+        ranks: usize,
+        node_ranks: usize,
+        [inside, between]: [GpuOptions; 2],
+    ) -> Result<Self> {
+        let (place, meeting, max_bytes) = ([member.rank, ranks], member.meet(ranks)?, inside.max_bytes);
+        // What is said of launches is about those inside: between nodes there is one form.
+        let between = GpuOptions { launch: LaunchForm::Auto, ..between };
+        let own =
+            GpuNodes::over_nccl_by_gpus(&member.secret, place, node_ranks, meeting, device, inside, between)?;
+        Self::with_team(std::slice::from_ref(device), Team::Member(Box::new(own)), max_bytes, false)
+    }
+
     fn with_team(devices: &[Device], team: Team, max_bytes: usize, keystream: bool) -> Result<Self> {
         let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>>>()?;
         let room = |(device, stream)| {
@@ -156,32 +208,15 @@ impl GpuRanks {
     /// What had no keystream so far, where it is made before all-reduces.
     pub(super) fn missing_keystream(&self) -> Result<Option<Missing>> {
         let Some(all_reduces) = self.unprepared else { return Ok(None) };
-        let records = match &self.team {
-            Team::Group(group) => group.keystream_misses()?,
-            Team::Member(own) => own.keystream_misses()?,
-            Team::Auto(_) | Team::Seed(_) | Team::AutoMember(_) => 0,
-        };
-        Ok(Some(Missing { records, all_reduces }))
+        Ok(Some(Missing { records: self.team.collectives().keystream_misses()?, all_reduces }))
     }
 
     /// Has the keystream of an all-reduce of `bytes` bytes made, where it is to be, and waits for it.
     fn prepare(&mut self, bytes: usize) -> Result<()> {
         let Some(unprepared) = &mut self.unprepared else { return Ok(()) };
-        let made = match &mut self.team {
-            Team::Group(group) => {
-                let made = group.make_keystream(&[bytes])?;
-                group.wait_for_keystream()?;
-                made
-            }
-            Team::Member(own) => {
-                let made = own.make_keystream(&[bytes])?;
-                own.wait_for_keystream()?;
-                made
-            }
-            Team::Auto(_) | Team::Seed(_) | Team::AutoMember(_) => 0,
-        };
-        *unprepared += 1 - made;
-        Ok(())
+        let ranks = self.team.collectives_mut();
+        *unprepared += 1 - ranks.make_keystream(&[bytes])?;
+        ranks.wait_for_keystream()
     }
 
     /// Ends in good order.
@@ -264,29 +299,11 @@ impl GpuRanks {
         let start = streams[0].record()?;
         // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
         // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
-        let queued = unsafe {
-            match &mut self.team {
-                Team::Group(group) => group.all_reduce(buffers, count, dtype, op, &streams),
-                Team::Seed(group) => group.all_reduce(buffers, count, dtype, op, &streams),
-                Team::Auto(group) => group.run(Request::AllReduce(op), buffers, count, dtype, &streams),
-                Team::Member(own) => own.all_reduce(buffers[0], count, dtype, op, streams[0]),
-                Team::AutoMember(own) => {
-                    own.run(Request::AllReduce(op), buffers[0], count, dtype, streams[0])
-                }
-            }
-        };
+        let ranks = self.team.collectives_mut();
+        let queued = unsafe { ranks.all_reduce(buffers, count, dtype, op, &streams) };
         let end = streams[0].record()?;
-        for stream in &streams {
-            stream.synchronize()?;
-        }
-        queued?;
-        match &mut self.team {
-            Team::Group(group) => group.outcome()?,
-            Team::Seed(group) => group.outcome()?,
-            Team::Auto(group) => group.outcome()?,
-            Team::Member(own) => own.outcome()?,
-            Team::AutoMember(own) => own.outcome()?,
-        }
+        let outcome = ranks.finish(&streams);
+        queued.and(outcome)?;
         end.since(&start)
     }
 }

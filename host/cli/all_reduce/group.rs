@@ -123,7 +123,7 @@ impl Setup {
         if ranks > MAX_RANKS && membership.is_none() {
             return Err(Failure::Input(format!("--ranks {ranks}: at most {MAX_RANKS} run in one process")));
         }
-        let through_host = membership.as_ref().is_some_and(Membership::through_host);
+        let through_host = membership.as_ref().is_some_and(|member| member.through_host(backend));
         let found = match backend {
             _ if through_host => None,
             BackendName::Cuda => Some(gpu::devices(ranks)?),
@@ -182,12 +182,19 @@ impl Setup {
             Home::Process(_) if keystream => {
                 Err(Failure::Input("--keystream: only GPUs make it ahead of time; use --backend cuda".into()))
             }
+            Home::Gpus(_) if keystream && self.over_nccl() => Err(Failure::Input(
+                "--keystream: none is kept of what NCCL carries; use --transport tcp".into(),
+            )),
             _ => Ok(Self { keystream, ..self }),
         }
     }
 
     pub(super) fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    fn over_nccl(&self) -> bool {
+        self.membership.as_ref().is_some_and(|member| member.carrier == Carrier::Nccl)
     }
 
     /// The ranks of this process.
@@ -209,6 +216,7 @@ impl Setup {
             && self.structure == Structure::Fused
             // It is one algorithm's.
             && !self.keystream
+            && !self.over_nccl()
     }
 
     /// The same with a fixed algorithm on GPUs, where calibrating would take longer than what is to be done.
@@ -250,7 +258,7 @@ impl Setup {
             }
             Home::Process(backend) => format!("in one process, backend {}", backend.name()),
             Home::Gpus(devices) if membership.is_some() => {
-                format!("in a process each, rank 0 on {}, backend cuda", devices[0].name()?)
+                format!("in a process each{carried}, rank 0 on {}, backend cuda", devices[0].name()?)
             }
             Home::Gpus(devices) => {
                 let distinct = devices.iter().map(|device| device.ordinal() + 1).max().unwrap_or(0);
@@ -259,7 +267,14 @@ impl Setup {
         };
         let algorithm = match choice {
             Choice::Auto if self.calibrates() => "auto".into(),
-            Choice::Auto if home.ends_with("cuda") => self.gpu_algorithm().name().into(),
+            Choice::Auto if home.ends_with("cuda") => match membership.as_ref().and_then(|m| m.node_ranks) {
+                None => self.gpu_algorithm().name().into(),
+                Some(node_ranks) => format!(
+                    "{} inside and {} between",
+                    self.algorithm_of(node_ranks).name(),
+                    self.algorithm_of(ranks / node_ranks).name()
+                ),
+            },
             Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
             Choice::Always(algorithm) => algorithm.name().into(),
         };
@@ -303,9 +318,14 @@ impl Setup {
     }
 
     fn gpu_algorithm(&self) -> Algorithm {
+        self.algorithm_of(self.ranks)
+    }
+
+    /// Of so many ranks on GPUs.
+    fn algorithm_of(&self, ranks: usize) -> Algorithm {
         match (self.choice, self.structure) {
             (Choice::Always(algorithm), _) => algorithm,
-            (Choice::Auto, Structure::Fused) => GpuOptions::fastest_algorithm(self.ranks),
+            (Choice::Auto, Structure::Fused) => GpuOptions::fastest_algorithm(ranks),
             // As published.
             (Choice::Auto, Structure::Seed { .. }) => Algorithm::Ring,
         }
@@ -372,8 +392,21 @@ impl Group {
                     GpuRanks::new(devices, GroupOptions::Seed(setup.seed_options(chains, max_bytes)))?
                 }
                 (Some(member), _) => {
-                    let (options, auto) = (setup.gpu_options(max_bytes), setup.calibrates());
-                    GpuRanks::member(&devices[0], member, setup.ranks, options, auto)?
+                    let options = setup.gpu_options(max_bytes);
+                    let of = |ranks| GpuOptions { algorithm: setup.algorithm_of(ranks), ..options.clone() };
+                    match (member.carrier, member.node_ranks) {
+                        (Carrier::Nccl, Some(node_ranks)) => {
+                            let parts = [of(node_ranks), of(setup.ranks / node_ranks)];
+                            GpuRanks::in_nodes(&devices[0], member, setup.ranks, node_ranks, parts)?
+                        }
+                        (Carrier::Nccl, None) => {
+                            GpuRanks::over_nccl(&devices[0], member, setup.ranks, options)?
+                        }
+                        (Carrier::Tcp, _) => {
+                            let auto = setup.calibrates();
+                            GpuRanks::member(&devices[0], member, setup.ranks, options, auto)?
+                        }
+                    }
                 }
             })),
         })

@@ -11,6 +11,7 @@ use ringseal::collective::{Bootstrap, Communicator, Nodes, Options, Rail, Rendez
 use ringseal::cuda::Device;
 use zeroize::Zeroizing;
 
+use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::values::parse_hex;
 
@@ -35,10 +36,12 @@ pub(super) struct MembershipArguments {
     /// Seconds to wait for another rank.
     #[arg(long, value_name = "SECONDS", requires = "rank", default_value = "30", value_parser = parse_seconds)]
     timeout: Duration,
-    /// What carries records between processes whose vectors are in host memory.
+    /// What carries records between processes. With --backend cuda and unless there are nodes, tcp is only how GPUs of one
+    /// machine find each other's memory.
     #[arg(long, value_name = "NAME", value_enum, requires = "rank", default_value_t)]
     transport: Carrier,
-    /// Ranks of a node: sums inside nodes first, then between them, where --transport is used; inside it is TCP.
+    /// Ranks of a node: sums inside nodes first, then between them, where --transport is used; inside it is TCP, or with
+    /// --backend cuda and --transport nccl the GPUs' own links.
     #[arg(long, value_name = "N", requires = "rank")]
     node_ranks: Option<usize>,
 }
@@ -49,7 +52,8 @@ pub(super) enum Carrier {
     /// A connection between each two ranks.
     #[default]
     Tcp,
-    /// NCCL, through the memory of the ranks' GPUs: one for each rank, rank r's being GPU r modulo their number.
+    /// NCCL, through the memory of the ranks' GPUs: one for each rank, rank r's being GPU r modulo their number. With --backend
+    /// cuda vectors are in that memory too, and sealed there; with others in host memory.
     Nccl,
 }
 
@@ -105,8 +109,11 @@ impl Membership {
     }
 
     /// Whether vectors are to be in host memory, wherever they are sealed.
-    pub(super) fn through_host(&self) -> bool {
-        self.carrier != Carrier::Tcp || self.node_ranks.is_some()
+    pub(super) fn through_host(&self, backend: BackendName) -> bool {
+        match self.carrier {
+            Carrier::Tcp => self.node_ranks.is_some(),
+            Carrier::Nccl => !matches!(backend, BackendName::Cuda),
+        }
     }
 
     /// Joins the other ranks, with vectors in host memory.
