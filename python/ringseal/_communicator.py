@@ -29,6 +29,7 @@ _DTYPES = {
 }
 _OPS = {"sum": 0, "avg": 1, "min": 2, "max": 3, "prod": 4}
 PROTECTIONS = {"aes-256-gcm": 0, "aes-128-gcm": 1, "none": 2}
+_TRANSPORTS = {"peer": 0, "nccl": 1}
 _SCHEDULES = {"default": 0, "relay-ring": 1, "ring": 2, "direct": 3, "tree": 4, "exchange": 5}
 
 
@@ -68,7 +69,11 @@ def _options(
     timeout: float,
     host: str,
     keystream: KeystreamAhead | None = None,
+    transport: str = "peer",
+    node_ranks: int | None = None,
 ) -> Options:
+    if node_ranks is not None and node_ranks < 1:
+        raise ValueError(f"nodes of {node_ranks} ranks")
     kept = {}
     if keystream is not None:
         kept = {
@@ -84,6 +89,8 @@ def _options(
         record_bytes=record_bytes,
         timeout_ms=_milliseconds(timeout),
         host=host.encode(),
+        transport=code("transport", _TRANSPORTS, transport),
+        node_ranks=node_ranks or 0,
         **kept,
     )
 
@@ -275,12 +282,16 @@ class Communicator:
 
 
 class GpuCommunicator:
-    """One rank of a group of processes on one machine, each with a GPU or a share of one: collectives on device memory,
-    sealed by the GPU itself. As :class:`Communicator` otherwise.
+    """One rank of a group of processes with GPUs: collectives on device memory, sealed by the GPU itself. As
+    :class:`Communicator` otherwise.
 
     The collectives' addresses are device addresses, such as ``tensor.data_ptr()``. They queue on the CUDA stream ``stream``
     and don't wait: wait for the stream and ask :meth:`outcome` before a result is used. ``count`` is that of the whole
     vector. In place, a chunk lies where the whole vector has it; otherwise source and target lie apart.
+
+    With ``transport`` "peer" the processes are of one machine, each with a GPU or a share of one. With "nccl" they are on any
+    machines that NCCL reaches, each with a GPU of its own: ask :meth:`outcome` without waiting for the stream, which waits
+    for ever for a rank that stays away; :meth:`outcome` gives up after the timeout. Not yet run on two GPUs.
     """
 
     def __init__(
@@ -296,16 +307,23 @@ class GpuCommunicator:
         schedule: str = "default",
         timeout: float = 30.0,
         keystream: KeystreamAhead | None = None,
+        transport: str = "peer",
+        node_ranks: int | None = None,
     ) -> None:
         """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``.
 
         ``schedule`` is "default", "relay-ring", "ring", "direct", "tree" or "exchange". ``keystream`` is what
         :meth:`make_keystream` may make; sealed rings and relay rings can have it, and exchanges of two ranks.
+
+        ``transport`` is "peer" or "nccl", which has rings and the exchange of two ranks, and no keystream. Without NCCL
+        (``libnccl.so.2``) it raises :class:`UnsupportedError`; two ranks on one GPU are a :class:`ValueError`. With
+        ``node_ranks`` too, rank r is in node r // ``node_ranks``; all-reduces, the only collectives then, sum inside nodes as
+        "peer" does and between them by NCCL, and return when they are done.
         """
-        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream)
+        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream, transport, node_ranks)
         if not 0 <= rank < ranks < 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks, self._transport = rank, ranks, transport
         self._callback, self._handle = _Callback(gather, ranks), ctypes.c_void_p()
         with self._callback:
             call(
@@ -390,8 +408,13 @@ class GpuCommunicator:
         call("ringseal_gpu_keystream_misses", self._handle, ctypes.byref(misses))
         return misses.value
 
+    @property
+    def outcome_waits(self) -> bool:
+        """Whether :meth:`outcome` waits for the collectives itself, and the stream is not to be waited for before."""
+        return self._transport == "nccl"
+
     def outcome(self) -> None:
-        """Raises what went wrong in the collectives that the stream has passed."""
+        """Raises what went wrong in the collectives that the stream has passed; see :attr:`outcome_waits`."""
         call("ringseal_gpu_outcome", self._handle)
 
 

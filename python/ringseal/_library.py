@@ -84,6 +84,8 @@ class Options(ctypes.Structure):
         ("keystream_collectives", c_size_t),
         ("keystream_bytes", c_size_t),
         ("keystream_makers", c_size_t),
+        ("transport", c_uint32),
+        ("node_ranks", c_size_t),
     ]
 
 

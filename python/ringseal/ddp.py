@@ -56,6 +56,8 @@ class SealedState:
         device: torch.device | None = None,
         max_bytes: int = 64 << 20,
         keystream: KeystreamAhead | None = None,
+        transport: str = "peer",
+        node_ranks: int | None = None,
     ) -> None:
         """Joins the other ranks of ``process_group`` (the default one if None), all of which must do so.
 
@@ -63,14 +65,18 @@ class SealedState:
         the process group. ``protection`` "none" is the same exchange in the clear, for comparison. ``host`` is the IP
         address by which the other ranks reach this machine.
 
-        With ``device``, a GPU, all-reduces of tensors on it are done by GPUs, which must be of one machine; mailboxes take
-        four times ``max_bytes`` of its memory, and longer buckets are reduced in parts of that length.
+        With ``device``, a GPU, all-reduces of tensors on it are done by GPUs; mailboxes take four times ``max_bytes`` of its
+        memory, and longer buckets are reduced in parts of that length. The GPUs must be of one machine, unless ``transport`` is
+        "nccl", with which each rank has a GPU of its own on any machine that NCCL reaches, and ``node_ranks`` may say how many
+        ranks a machine has: see :class:`GpuCommunicator`. Not yet run on two GPUs.
 
         With ``keystream`` too, which keeps it for that many buckets of that length, the GPU makes the next iteration's
         keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md.
         """
         if keystream is not None and device is None:
             raise ValueError("keystream is made ahead of time by GPUs: give a device")
+        if (transport, node_ranks) != ("peer", None) and device is None:
+            raise ValueError("transport and node_ranks are of GPUs: give a device")
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
 
         def gather(message: bytes, _timeout: float) -> list[bytes]:
@@ -88,6 +94,7 @@ class SealedState:
             self._gpu = GpuCommunicator(
                 secret, rank, ranks, gather, device=device.index or 0, max_bytes=max_bytes,
                 protection=protection, schedule=schedule, timeout=timeout, keystream=keystream,
+                transport=transport, node_ranks=node_ranks,
             )
             if keystream is not None:
                 self._foresight = Foresight(self._gpu, max_bytes)
@@ -228,7 +235,8 @@ class SealedState:
                     source.data_ptr() + at, target.data_ptr() + at, count, dtype, gpu_op, side.cuda_stream
                 )
             # What failed must not pass for a gradient, so the verdict is awaited here, in this thread.
-            side.synchronize()
+            if not self._gpu.outcome_waits:
+                side.synchronize()
             self._gpu.outcome()
 
         on_gpu = gpu_op is not None and self._gpu is not None and device == self._device

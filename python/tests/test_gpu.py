@@ -32,6 +32,26 @@ def test_what_sealed_copies_refuse_without_a_gpu():
         ringseal.GpuCopy(KEY, slots=-1)
 
 
+def test_what_a_transport_refuses_without_a_gpu():
+    def join(ranks=4, **options):
+        ringseal.GpuCommunicator(
+            KEY, 0, ranks, lambda message, timeout: [message] * ranks, device=9999, max_bytes=1 << 20, **options
+        )
+
+    for options, complaint in (
+        ({"transport": "mpi"}, "peer, nccl"),
+        ({"node_ranks": 2}, "node_ranks"),
+        ({"transport": "nccl", "node_ranks": 3}, "node_ranks"),
+        ({"transport": "nccl", "node_ranks": 0}, "nodes of 0"),
+        ({"transport": "nccl", "keystream": ringseal.KeystreamAhead(1, 1024)}, "keystream"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            join(**options)
+    for options in ({"transport": "nccl"}, {"transport": "nccl", "node_ranks": 2}):
+        with pytest.raises(ringseal.UnsupportedError, match="GPU|driver"):
+            join(**options)
+
+
 class DeviceArray:
     """What CuPy and Numba say of their arrays."""
 
