@@ -31,7 +31,7 @@ pub struct GpuCommunicator {
 ///
 /// By default the processes are of one machine, each with a GPU or a share of one. With RINGSEAL_TRANSPORT_NCCL as the
 /// options' transport they are on any machines that NCCL reaches, each with a GPU of its own: schedules are then rings, and the
-/// exchange of two ranks, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
+/// exchange of two ranks, the mailboxes take twice as much memory, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
 /// RINGSEAL_STATUS_UNSUPPORTED on one that finds no NCCL, and with RINGSEAL_STATUS_INVALID_ARGUMENT where two ranks are on one
 /// GPU. With node_ranks too there are all-reduces only, which wait until they are done.
 ///

@@ -34,7 +34,7 @@ type Tap = Box<dyn FnMut(u64, usize, &Stream) -> Result<()> + Send>;
 
 /// One rank of a group with a GPU for each, on any machines that NCCL reaches, for collectives on device memory.
 ///
-/// Not yet run on GPUs.
+/// What is on its way to the successor takes as much device memory as the mailboxes. Not yet run on GPUs.
 ///
 /// # Failure
 ///
@@ -71,8 +71,8 @@ impl NcclCommunicator {
     /// # Errors
     /// [`Error::Handshake`] when a rank does not come within the timeout, can't join, holds another secret or assumes
     /// something else, or when the bootstrap is mixed up or replayed; [`Error::Unsupported`] when NCCL cannot be loaded, and for
-    /// the persistent form and keystream ahead of time; [`Error::InvalidArgument`], [`Error::NoDevice`],
-    /// [`Error::Randomness`]; [`Error::Cuda`], with NCCL's own text where it fails, as when two ranks are on one GPU.
+    /// the persistent form and keystream ahead of time; [`Error::InvalidArgument`], as when two ranks are on one GPU;
+    /// [`Error::NoDevice`], [`Error::Randomness`]; [`Error::Cuda`], with NCCL's own text where it fails.
     pub fn new(
         secret: &GroupSecret,
         rank: usize,
@@ -96,6 +96,8 @@ impl NcclCommunicator {
         let (offers, module) = announce(&root, 1, place, own, meeting, timeout)?;
         let own = agreed(&offers, rank).and_then(|(blocks, id)| {
             let mut gpu_rank = GpuRank::new(&module, rank, ranks, blocks, &options)?;
+            // Later, loading could have to wait for NCCL's kernels, and they for a rank that stays away.
+            gpu_rank.load(false)?;
             let outgoing = outgoing(&mut gpu_rank, rank, ranks)?;
             let alarm = (Stream::new(device)?, HostBuffer::new(device, 4)?);
             Ok((Vec::new(), (gpu_rank, outgoing, alarm, id)))
