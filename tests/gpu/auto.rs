@@ -33,7 +33,7 @@ fn sums(gpu: &Device, crypto: Crypto) -> Outcome {
     for ranks in [1, 2, 3, 4] {
         let devices = places(from_ref(gpu), ranks);
         let options = GpuOptions { crypto, max_bytes: LONGEST, ..GpuOptions::default() };
-        let mut group = AutoGroup::new(&devices, &image(gpu)?, &GroupSecret::random()?, options.clone())?;
+        let mut group = AutoGroup::new(&devices, image(gpu)?, &GroupSecret::random()?, options.clone())?;
         let chosen = group.choices().longest_of_each(LONGEST);
         match group.calibrated() {
             None => ensure!(ranks == 1, "{ranks} ranks were not calibrated"),

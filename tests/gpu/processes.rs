@@ -69,7 +69,7 @@ fn member() -> Outcome {
             Communicator::new(&secret, node, nodes, bootstrap, &Options { timeout, ..Options::default() })
         };
         let inside = |secret: &GroupSecret, [rank, ranks]: [usize; 2], bootstrap| {
-            GpuCommunicator::with_image(secret, rank, ranks, bootstrap, &device, &image, options.clone())
+            GpuCommunicator::with_image(secret, rank, ranks, bootstrap, &device, image, options.clone())
         };
         let place = [rank, ranks];
         return in_nodes(
@@ -79,11 +79,11 @@ fn member() -> Outcome {
     }
     if task == "auto" {
         let communicator =
-            AutoCommunicator::new(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
+            AutoCommunicator::new(&secret, rank, ranks, Box::new(meeting), &device, image, options)?;
         return by_choice(communicator, rank, ranks, &device);
     }
     let communicator =
-        GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, &image, options)?;
+        GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, image, options)?;
     let mut member = Member {
         input: DeviceBuffer::new(&device, LONGEST)?,
         output: DeviceBuffer::new(&device, LONGEST)?,

@@ -272,7 +272,7 @@ impl Ranks {
         let uploaded = vectors.iter().zip(&streams);
         Ok(Self {
             algorithm: options.algorithm,
-            group: GpuGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?,
+            group: GpuGroup::new(devices, image(&devices[0])?, &GroupSecret::random()?, options)?,
             inputs: uploaded
                 .map(|(vector, stream)| DeviceBuffer::from_host(vector, stream))
                 .collect::<Result<_, _>>()?,
@@ -1044,7 +1044,7 @@ fn more_ranks_than_fit(gpu: &Device) -> Outcome {
     let devices = places(from_ref(gpu), count);
     let persistent =
         GpuOptions { launch: LaunchForm::Persistent, sm_budget: None, ..options(Crypto::None, 4096) };
-    let refusal = GpuGroup::new(&devices, &image(gpu)?, &GroupSecret::random()?, persistent);
+    let refusal = GpuGroup::new(&devices, image(gpu)?, &GroupSecret::random()?, persistent);
     ensure!(matches!(refusal, Err(Failure::InvalidArgument(_))), "{refusal:?}");
     let mut ranks = Ranks::new(&devices, options(Crypto::None, 4096))?;
     ensure!(ranks.group.launch_form() == LaunchForm::PerStep, "auto took the persistent form");

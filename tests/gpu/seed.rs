@@ -66,7 +66,7 @@ fn words(bytes: &[u8]) -> [u32; 4] {
 fn tags(gpu: &Device) -> Outcome {
     let _alone = alone();
     let stream = Stream::new(gpu)?;
-    let kernels = SeedKernels::new(&Module::load(gpu, &image(gpu)?)?)?;
+    let kernels = SeedKernels::new(&Module::load(gpu, image(gpu)?)?)?;
     let key: [u8; 32] = random()?;
     let cipher = Aes256::new(&key.into());
     let encrypt = |block: [u8; 16]| {
@@ -188,7 +188,7 @@ impl Ranks {
         let outputs = devices.iter().map(|device| DeviceBuffer::new(device, bytes + GUARD_BYTES));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         let algorithm = options.algorithm;
-        let group = SeedGroup::new(devices, &image(&devices[0])?, &GroupSecret::random()?, options)?;
+        let group = SeedGroup::new(devices, image(&devices[0])?, &GroupSecret::random()?, options)?;
         Ok(Self { group, algorithm, streams, vectors, inputs, outputs, read: Vec::new() })
     }
 

@@ -1,9 +1,8 @@
 //! Shared by the tests: outcomes, random bytes, the kernels under test.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aes::Aes128;
 use ctr::Ctr128BE;
@@ -37,20 +36,25 @@ pub(crate) fn kernels(device: &Device) -> Result<Kernels, Box<dyn Error>> {
         return Ok(kernels.clone());
     }
     let kernels = match std::env::var_os("RINGSEAL_TEST_PTX") {
-        Some(path) => Kernels::new(&Module::load(device, &std::fs::read(path)?)?)?,
+        Some(_) => Kernels::new(&Module::load(device, image(device)?)?)?,
         None => Kernels::embedded(device)?,
     };
     Ok(loaded.insert(kernels).clone())
 }
 
 /// PTX or cubin of the kernels under test.
-pub(crate) fn image(device: &Device) -> Result<Cow<'static, [u8]>, Box<dyn Error>> {
+pub(crate) fn image(device: &Device) -> Result<&'static [u8], Box<dyn Error>> {
+    static FILE: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(path) = std::env::var_os("RINGSEAL_TEST_PTX") {
-        return Ok(std::fs::read(path)?.into());
+        if let Some(read) = FILE.get() {
+            return Ok(read);
+        }
+        let bytes = std::fs::read(path)?;
+        return Ok(FILE.get_or_init(|| bytes));
     }
     let capability = device.compute_capability()?;
     let target = ringseal::ptx::for_compute_capability(capability.major, capability.minor);
-    Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).as_bytes().into())
+    Ok(ringseal::ptx::text(target.ok_or("no kernels for this GPU")?).as_bytes())
 }
 
 /// Whether `RINGSEAL_TEST_SMALL` is set: fewer and shorter messages.
@@ -70,7 +74,7 @@ pub(crate) fn stride() -> usize {
 
 /// Whether the kernels under test have one of this name.
 pub(crate) fn has_kernel(device: &Device, name: &str) -> bool {
-    let module = image(device).and_then(|image| Ok(Module::load(device, &image)?));
+    let module = image(device).and_then(|image| Ok(Module::load(device, image)?));
     module.is_ok_and(|module| module.kernel(name, 0).is_ok())
 }
 
