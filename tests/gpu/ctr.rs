@@ -192,7 +192,7 @@ fn advance(counter: [u8; 16], width: CounterWidth, blocks: u64) -> [u8; 16] {
 }
 
 /// Bytes of a long message that a thread checks at once, and after which the message repeats itself.
-const PATTERN: usize = 16 << 20;
+const PATTERN: usize = 4 << 20;
 
 /// Random bytes in device memory: [`PATTERN`] of them, also returned, over and over.
 fn random_on_device(
