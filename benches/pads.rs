@@ -167,7 +167,9 @@ impl<'a> Bench<'a> {
                 record_bytes: self.record,
                 count: CHUNK.div_ceil(self.record as usize) as u32,
                 serial: SERIAL,
-                reserved: 0,
+                slot_records: 0,
+                entry: 0,
+                misses: 0,
             };
             // SAFETY: the kernel's parameters; the buffers are the bench's.
             unsafe { self.fill.launch(Launch { blocks, threads: THREADS }, self.stream, &params)? };

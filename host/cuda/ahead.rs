@@ -1,15 +1,16 @@
 //! Keystream of a rank's collectives, made before they begin: see `docs/adr/0009-keystream-made-ahead.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use ringseal_kernels::aes::RoundKeys;
 use ringseal_kernels::padded::ChunkPads;
+use ringseal_kernels::sealed::StepPads;
 use zeroize::Zeroizing;
 
 use super::pads::{PadChunk, PadMemory};
-use super::{DeviceBuffer, Module, Stream};
-use crate::channel::{KeyLength, MAX_SEQUENCE};
-use crate::keystream::{Name, Queue, Store, Taken};
+use super::{DeviceBuffer, Event, Module, Stream};
+use crate::channel::KeyLength;
+use crate::keystream::{Bounds, Collectives, Entry, Maker, Name, Planned, Queue, StepSides, TakenChunks};
 use crate::{Error, Result};
 
 /// How much keystream of all-reduces to come a rank keeps, and what may make it.
@@ -19,9 +20,10 @@ use crate::{Error, Result};
 /// what the rank seals and what it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeystreamAhead {
-    /// Collectives whose keystream is kept at once, at least 1.
+    /// Collectives whose keystream is kept at once, at least 1: those that it is made for, and those that use it and are not
+    /// over. Who makes it while earlier collectives run has room for both.
     pub collectives: usize,
-    /// Bytes of a vector, at least 1; what a longer one has beyond finds no keystream.
+    /// Bytes of a vector, at least 1. A ring's longer one has no keystream, an exchange's none beyond.
     pub bytes: usize,
     /// Multiprocessors that make keystream at a time. None: all.
     pub makers: Option<u32>,
@@ -38,45 +40,39 @@ impl KeystreamAhead {
     }
 }
 
-/// A chunk of a collective that a rank seals or opens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Side {
-    /// The rank that seals it.
-    pub(super) sender: u32,
-    /// That rank's step.
-    pub(super) step: u32,
-    /// Its length.
-    pub(super) bytes: usize,
-}
-
 /// A rank's keystream of collectives to come.
 pub(super) struct Ahead {
-    store: Store,
-    maker: Maker,
-    /// Counts records whose keystream was not there.
-    misses: DeviceBuffer,
-    /// The number of the next collective, from 0; unknown once one was captured in a graph, whose replays only the device
-    /// counts.
-    next: Option<u64>,
+    collectives: Collectives<Event>,
+    maker: PadMaker,
 }
 
-/// The memory with the keys, that does what the store tells.
-struct Maker {
+/// The memory with the keys.
+struct PadMaker {
     memory: PadMemory,
     round_keys: BTreeMap<u32, Zeroizing<RoundKeys>>,
     bits: usize,
-    /// Of the collective that keystream is made for.
+    /// Tables of [`StepPads`].
+    tables: DeviceBuffer,
+    table_bytes: usize,
+    /// Counts records whose keystream was not there.
+    misses: DeviceBuffer,
+    /// Of what is made next.
     record_bytes: u32,
+    entry: u64,
+    /// The latest making that is known to be done, and those after it.
+    done: u64,
+    under_way: VecDeque<(u64, Event)>,
 }
 
-impl Queue for Maker {
+impl Queue for PadMaker {
     fn make(&mut self, slot: usize, sender: u32, serial: u32, name: Name, bytes: u64) -> Result<()> {
         let Some(round_keys) = self.round_keys.get(&sender) else {
             return Err(Error::InvalidArgument(format!(
                 "no keystream of rank {sender}: it seals nothing here"
             )));
         };
-        let chunk = PadChunk { serial, name, bytes, record_bytes: self.record_bytes };
+        let (record_bytes, entry, misses) = (self.record_bytes, self.entry, self.misses.pointer());
+        let chunk = PadChunk { serial, name, bytes, record_bytes, entry, misses };
         self.memory.make(slot, round_keys, self.bits, &chunk)
     }
 
@@ -85,141 +81,173 @@ impl Queue for Maker {
     }
 }
 
+impl Maker for PadMaker {
+    type End = Event;
+
+    fn place(&mut self, record_bytes: u32, Entry { table, step, seals }: Entry) {
+        let side = usize::from(seals) * size_of::<ChunkPads>();
+        self.entry = self.table(table) + (step * size_of::<StepPads>() + side) as u64;
+        self.record_bytes = record_bytes;
+    }
+
+    fn mark(&mut self, making: u64) -> Result<()> {
+        let done = Event::untimed(self.memory.stream.device())?;
+        self.memory.stream.mark(&done)?;
+        self.under_way.push_back((making, done));
+        Ok(())
+    }
+
+    fn is_made(&mut self, making: u64) -> Result<bool> {
+        while self.done < making
+            && let Some((number, done)) = self.under_way.front()
+        {
+            if !done.is_reached()? {
+                break;
+            }
+            self.done = *number;
+            self.under_way.pop_front();
+        }
+        Ok(self.done >= making)
+    }
+
+    fn is_over(&self, end: &Event) -> Result<bool> {
+        end.is_reached()
+    }
+}
+
+impl PadMaker {
+    /// Where a collective's table lies.
+    fn table(&self, table: usize) -> u64 {
+        self.tables.pointer() + (table * self.table_bytes) as u64
+    }
+}
+
 /// What one collective's kernel takes. Comes back by [`Ahead::retire`].
 #[must_use]
 pub(super) struct TakenPads {
-    /// Of each of the sides that were asked for.
+    chunks: TakenChunks,
+    /// Address of a [`StepPads`] for each step.
+    pub(super) table: u64,
+    /// The same of each chunk of any bytes, in the order of the steps.
     pub(super) pads: Vec<ChunkPads>,
-    slots: Vec<Taken>,
 }
 
 impl std::fmt::Debug for Ahead {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Ahead({:?})", self.store)
+        write!(formatter, "Ahead({:?})", self.collectives)
     }
 }
 
 impl Ahead {
-    /// For collectives of which each has up to `sides` chunks of up to `chunk_bytes` bytes that a rank seals or opens, in
-    /// records of `record_bytes` bytes or more. Nothing is made before [`begin`](Self::begin).
+    /// For collectives of these bounds, with records of `record_bytes` bytes or more. Nothing is made before
+    /// [`begin`](Self::begin).
     pub(super) fn new(
         module: &Module,
         length: KeyLength,
-        sides: usize,
-        chunk_bytes: usize,
+        bounds: Bounds,
         record_bytes: u32,
         options: &KeystreamAhead,
     ) -> Result<Self> {
-        let slots = options.collectives.checked_mul(sides).ok_or_else(|| {
-            Error::InvalidArgument(format!("keystream ahead of {} collectives", options.collectives))
-        })?;
-        let slot_bytes = chunk_bytes.next_multiple_of(16);
+        let too_many =
+            || Error::InvalidArgument(format!("keystream ahead of {} collectives", bounds.collectives));
+        let slots = bounds.collectives.checked_mul(bounds.sides).ok_or_else(too_many)?;
+        let slot_bytes = bounds.chunk_bytes.next_multiple_of(16);
         let memory = PadMemory::new(module, slots, slot_bytes, record_bytes, options.makers)?;
-        let mut misses = DeviceBuffer::new(module.device(), 4)?;
-        misses.fill(0, &memory.stream)?;
+        let table_bytes = bounds.steps * size_of::<StepPads>();
+        let zeros = |bytes| -> Result<DeviceBuffer> {
+            let mut buffer = DeviceBuffer::new(module.device(), bytes)?;
+            buffer.fill(0, &memory.stream)?;
+            Ok(buffer)
+        };
+        let tables = zeros(bounds.collectives.checked_mul(table_bytes).ok_or_else(too_many)?)?;
+        let misses = zeros(4)?;
         memory.stream.synchronize()?;
-        Ok(Self {
-            store: Store::new(slots),
-            maker: Maker { memory, round_keys: BTreeMap::new(), bits: 8 * length.bytes(), record_bytes },
+        let maker = PadMaker {
+            memory,
+            round_keys: BTreeMap::new(),
+            bits: 8 * length.bytes(),
+            tables,
+            table_bytes,
             misses,
-            next: None,
-        })
+            record_bytes,
+            entry: 0,
+            done: 0,
+            under_way: VecDeque::new(),
+        };
+        Ok(Self { collectives: Collectives::new(bounds), maker })
     }
 
-    /// Begins a session with its first keys, by sender: whatever was made before is wiped.
+    /// Begins a session with its first keys, by sender: whatever was made before is wiped. The device is idle.
     pub(super) fn begin(&mut self, keys: Vec<(u32, Zeroizing<RoundKeys>)>) -> Result<()> {
-        self.next = None;
-        self.store.abort(&mut self.maker)?;
-        self.enter_epoch(keys)?;
-        self.next = Some(0);
+        self.collectives.begin(keys.iter().map(|&(sender, _)| sender), &mut self.maker)?;
+        self.maker.round_keys.extend(keys);
         Ok(())
     }
 
     /// Goes on to other keys: keystream of those before is wiped.
     pub(super) fn enter_epoch(&mut self, keys: Vec<(u32, Zeroizing<RoundKeys>)>) -> Result<()> {
-        for (sender, round_keys) in keys {
-            self.store.install(sender, &mut self.maker)?;
-            self.maker.round_keys.insert(sender, round_keys);
-        }
+        self.collectives.enter_epoch(keys.iter().map(|&(sender, _)| sender), &mut self.maker)?;
+        self.maker.round_keys.extend(keys);
         Ok(())
     }
 
-    /// Has keystream made for the next collectives, of which each gives its sides, in the order of each sender's steps, and the
-    /// bytes of a record. Doesn't wait. Of how many there is keystream, or will be.
-    pub(super) fn make(&mut self, collectives: impl Iterator<Item = (Vec<Side>, u32)>) -> Result<usize> {
-        let Some(next) = self.next else { return Ok(0) };
-        let mut made = 0;
-        for (sequence, (sides, record_bytes)) in (next..MAX_SEQUENCE).zip(collectives) {
-            self.maker.record_bytes = record_bytes;
-            for Side { sender, step, bytes } in sides {
-                let name = Name { sequence, step };
-                if bytes > 0 && !self.store.prepare(sender, name, bytes as u64, &mut self.maker)? {
-                    return Ok(made);
-                }
-            }
-            made += 1;
-        }
-        Ok(made)
+    /// Has what collectives used wiped, if they are over, and keystream made for the next ones, in this order. Doesn't wait. Of
+    /// how many there is keystream, or will be.
+    pub(super) fn make(&mut self, plans: impl Iterator<Item = Planned>) -> Result<usize> {
+        self.collectives.make(plans, &mut self.maker)
     }
 
-    /// The keystream of the next collective's sides, if there is any.
-    pub(super) fn take(&mut self, sides: &[Side]) -> Result<Option<TakenPads>> {
-        let Some(sequence) = self.next else { return Ok(None) };
-        let mut taken = TakenPads { pads: Vec::with_capacity(sides.len()), slots: Vec::new() };
-        let mut outcome = Ok(());
-        for &Side { sender, step, .. } in sides {
-            let (serial, slot) = match self.store.take(sender, Name { sequence, step }, &mut self.maker) {
-                Ok(found) => found,
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            };
-            let mut pads = ChunkPads { serial, misses: self.misses.pointer(), ..ChunkPads::NONE };
-            if let Some(slot) = slot {
-                let memory = &self.maker.memory;
-                pads.pads = memory.pads(slot.slot);
-                pads.heads = memory.heads(slot.slot);
-                pads.count = memory.slot_records();
-                taken.slots.push(slot);
-            }
-            taken.pads.push(pads);
-        }
-        if outcome.is_err() || taken.slots.is_empty() {
-            self.give_back(taken)?;
-            return outcome.map(|()| None);
-        }
-        Ok(Some(taken))
+    /// The keystream of the next collective, of a vector of `bytes` bytes, if it is ready. Neither waits nor queues anything.
+    pub(super) fn take(
+        &mut self,
+        bytes: usize,
+        record_bytes: usize,
+        steps: &[StepSides],
+    ) -> Result<Option<TakenPads>> {
+        let Some(chunks) = self.collectives.take(bytes, record_bytes as u32, steps, &mut self.maker)? else {
+            return Ok(None);
+        };
+        let memory = &self.maker.memory;
+        let pads = chunks.sides.iter().map(|(serial, taken)| ChunkPads {
+            pads: memory.pads(taken.slot),
+            heads: memory.heads(taken.slot),
+            count: memory.slot_records(),
+            serial: *serial,
+            misses: self.maker.misses.pointer(),
+        });
+        let pads = pads.collect();
+        Ok(Some(TakenPads { table: self.maker.table(chunks.table), chunks, pads }))
     }
 
-    /// Wipes what a kernel on `stream` has used, once it has ended.
+    /// Has what a kernel on `stream` uses wiped when it has ended.
     pub(super) fn retire(&mut self, taken: TakenPads, stream: &Stream) -> Result<()> {
-        // Keystream that can't be waited for is never used again.
-        let end = stream.record()?;
-        self.maker.memory.stream.wait(&end)?;
-        self.give_back(taken)
-    }
-
-    /// Wipes what nothing uses any more.
-    fn give_back(&mut self, taken: TakenPads) -> Result<()> {
-        taken.slots.into_iter().try_for_each(|slot| self.store.retire(slot, &mut self.maker))
+        // Keystream whose end is not known is never used again.
+        let end = Event::untimed(stream.device())?;
+        stream.mark(&end)?;
+        self.collectives.retire(taken.chunks, end);
+        Ok(())
     }
 
     /// Counts a collective.
-    pub(super) fn count(&mut self, captured: bool) {
-        self.next = if captured { None } else { self.next.map(|next| next + 1) };
+    pub(super) fn count(&mut self, captured: bool) -> Result<()> {
+        self.collectives.count(captured, &mut self.maker)
     }
 
-    /// Waits until all that was asked for is made and wiped.
-    pub(super) fn synchronize(&self) -> Result<()> {
-        self.maker.memory.stream.synchronize()
+    /// Waits until all that was asked for is made, all collectives with keystream are over, and what they used is wiped.
+    pub(super) fn synchronize(&mut self) -> Result<()> {
+        self.collectives.ends().try_for_each(Event::synchronize)?;
+        self.collectives.reclaim(&mut self.maker)?;
+        self.maker.memory.stream.synchronize()?;
+        self.maker.done = self.collectives.makings();
+        self.maker.under_way.clear();
+        Ok(())
     }
 
-    /// Records whose keystream was not there, modulo 2^32.
+    /// Records that were to have keystream and had none when they were sealed or opened, modulo 2^32.
     pub(super) fn misses(&self) -> Result<u32> {
         let mut word = [0; 4];
-        self.misses.read(0, &mut word, &self.maker.memory.stream)?;
-        Ok(u32::from_le_bytes(word))
+        self.maker.misses.read(0, &mut word, &self.maker.memory.stream)?;
+        Ok(u32::from_le_bytes(word).wrapping_add(self.collectives.without()))
     }
 
     /// Whether no keystream is left in its memory.

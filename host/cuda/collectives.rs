@@ -149,9 +149,10 @@ pub trait Collectives: Send {
     /// keystream: no more than fit [`GpuOptions::keystream`](super::GpuOptions::keystream), and none after a collective was
     /// captured in a graph, until [`Self::rekey`]. A rank may do so whatever the others do.
     ///
-    /// A collective uses what is ready when it gets to a record, and makes the rest; what was made for another collective or
-    /// length is wiped unused. What was asked for before stays as it was, also for collectives that are named again with
-    /// another length. Results are the same.
+    /// What earlier collectives have used is wiped before, if they are over; it takes room until then. A ring uses what is
+    /// made when all of the collective's is ready as it is launched, an exchange what is ready when it gets to a record; else
+    /// keystream is made as without. What was made for another collective or length is wiped unused. What was asked for before
+    /// stays as it was, also for collectives that are named again with another length. Results are the same.
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a failure; [`Error::InvalidArgument`] when none is kept, without
@@ -160,11 +161,12 @@ pub trait Collectives: Send {
         Err(no_keystream())
     }
 
-    /// Waits until all keystream that was asked for is made, and all that was used is wiped.
+    /// Waits until all keystream that was asked for is made, collectives with keystream are over, and all that was used is
+    /// wiped.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    fn wait_for_keystream(&self) -> Result<()> {
+    fn wait_for_keystream(&mut self) -> Result<()> {
         Ok(())
     }
 

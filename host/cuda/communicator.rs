@@ -209,8 +209,8 @@ impl Collectives for GpuCommunicator {
         self.rank.make_keystream(bytes)
     }
 
-    fn wait_for_keystream(&self) -> Result<()> {
-        self.rank.keystream().map_or(Ok(()), Ahead::synchronize)
+    fn wait_for_keystream(&mut self) -> Result<()> {
+        self.rank.wait_for_keystream()
     }
 
     fn keystream_misses(&self) -> Result<u32> {

@@ -135,7 +135,8 @@ impl Queue for Maker {
             return Err(Error::InvalidArgument(format!("sender {sender} has no key: install one first")));
         };
         let mut sealed = key.sealed();
-        let chunk = PadChunk { serial, name, bytes, record_bytes: self.record_bytes };
+        let record_bytes = self.record_bytes;
+        let chunk = PadChunk { serial, name, bytes, record_bytes, entry: 0, misses: 0 };
         let made = self.memory.make(slot, &sealed.round_keys, key.bits(), &chunk);
         sealed.round_keys.zeroize();
         made

@@ -36,6 +36,19 @@ pub(super) struct PadChunk {
     pub(super) bytes: u64,
     /// That of its records, a multiple of 16.
     pub(super) record_bytes: u32,
+    /// Address of the [`ChunkPads`](ringseal_kernels::padded::ChunkPads) that is to say where the pads are; 0 for none.
+    pub(super) entry: u64,
+    /// What that has for its word of misses.
+    pub(super) misses: u64,
+}
+
+/// Bytes of a chunk's pads that a slot takes, and how many pads: of whole records, but for the chunk's last. `stride` is a
+/// record's length.
+fn fitting(chunk_bytes: u64, slot_bytes: usize, slot_records: usize, stride: u32) -> (u64, u32) {
+    let (slot_bytes, stride) = (slot_bytes as u64, u64::from(stride));
+    let by_length = if chunk_bytes <= slot_bytes { chunk_bytes } else { slot_bytes / stride * stride };
+    let bytes = by_length.min(slot_records as u64 * stride);
+    (bytes, bytes.div_ceil(stride) as u32)
 }
 
 impl PadMemory {
@@ -100,11 +113,7 @@ impl PadMemory {
         bits: usize,
         chunk: &PadChunk,
     ) -> Result<()> {
-        let stride = chunk.record_bytes as usize;
-        let room = self.slot_records.min(self.slot_bytes / stride) as u64;
-        // Whole records only, but for the chunk's last.
-        let bytes = chunk.bytes.min(room * stride as u64);
-        let count = bytes.div_ceil(stride as u64) as u32;
+        let (bytes, count) = fitting(chunk.bytes, self.slot_bytes, self.slot_records, chunk.record_bytes);
         if count == 0 {
             return Ok(());
         }
@@ -118,7 +127,9 @@ impl PadMemory {
             record_bytes: chunk.record_bytes,
             count,
             serial: chunk.serial,
-            reserved: 0,
+            slot_records: self.slot_records(),
+            entry: chunk.entry,
+            misses: chunk.misses,
         };
         let launch = Launch { blocks: self.makers.min(count), threads: pads_fill_128::THREADS };
         let kernel = &self.fill[usize::from(bits == 256)];
@@ -149,5 +160,36 @@ impl PadMemory {
             }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_as_long_as_a_slot_has_all_its_pads() {
+        // Four ranks' chunks of 64 MiB: the last record is a short one.
+        assert_eq!(fitting(16 << 20, 16 << 20, 4096, 254_208), (16 << 20, 66));
+        for chunk in [1u64, 15, 16, 4096, 4097, 100_000, 1 << 20] {
+            for stride in [16, 4096, 4352, 65536, 262_144] {
+                let slot = (chunk as usize).next_multiple_of(16);
+                let records = chunk.div_ceil(u64::from(stride)) as u32;
+                assert_eq!(
+                    fitting(chunk, slot, slot.div_ceil(16), stride),
+                    (chunk, records),
+                    "{chunk} by {stride}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_chunk_has_those_of_whole_records() {
+        assert_eq!(fitting(10_000, 8192, 2, 4096), (8192, 2));
+        assert_eq!(fitting(10_000, 9000, 9, 4096), (8192, 2));
+        assert_eq!(fitting(10_000, 4000, 1, 4096), (0, 0));
+        // More records than there are heads for.
+        assert_eq!(fitting(10_000, 16_384, 2, 1024), (2048, 2));
     }
 }

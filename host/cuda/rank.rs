@@ -15,15 +15,16 @@ use ringseal_kernels::sealed_mesh::{SEALED_MESH_SHARED, SealedMeshParams};
 use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
-use super::ahead::{Ahead, KeystreamAhead};
+use super::ahead::{Ahead, KeystreamAhead, TakenPads};
 use super::collectives::no_keystream;
 use super::mesh_plan::Destination;
-use super::rank_keystream::{Longest, RankKeystream, Taken, sides};
+use super::rank_keystream::{Longest, RankKeystream, sides};
 use super::ring_keys::{PresentKeys, RankKeys};
 use super::ring_plan::{Part, Plan};
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, NO_OP, Root, Terms, VERSION};
 use crate::collective::{Algorithm, Bootstrap, Collective, Request, agree};
+use crate::keystream::{Planned, StepSides};
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
@@ -147,6 +148,8 @@ struct StepTable {
     /// [`Step`]s, then the mesh's [`Outbox`]es.
     buffer: DeviceBuffer,
     steps: usize,
+    /// What they seal and open, where keystream is kept.
+    sides: Vec<StepSides>,
 }
 
 impl StepTable {
@@ -520,7 +523,8 @@ impl GpuRank {
         let table = [bytes_of(&steps), bytes_of(&outboxes)].concat();
         let buffer = DeviceBuffer::from_host(&table, &self.stream)?;
         self.stream.synchronize()?;
-        self.steps.insert(plan, StepTable { buffer, steps: steps.len() });
+        let sides = if self.keystream.is_some() { sides(self.rank, &steps) } else { Vec::new() };
+        self.steps.insert(plan, StepTable { buffer, steps: steps.len(), sides });
         Ok(())
     }
 
@@ -555,7 +559,7 @@ impl GpuRank {
         if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
             self.entered = keys.reserve(calls)?;
         }
-        let keystream = match self.take_keystream(is_common(reduction), &plan, part, stream) {
+        let keystream = match self.take_keystream(is_common(reduction), &ready, stream) {
             Ok(keystream) => keystream,
             Err(error) => {
                 self.poisoned = true;
@@ -661,13 +665,13 @@ impl GpuRank {
         ring: &SealedRingParams,
         common: bool,
         plan: &Plan,
-        taken: Option<&Taken>,
+        taken: Option<&TakenPads>,
         launch: Launch,
         stream: &Stream,
     ) -> Result<()> {
         let Some(exchange) = self.exchange.as_mut().filter(|_| plan.collective == Collective::AllReduce)
         else {
-            return match (taken, &mut self.keystream) {
+            return match (taken, &self.keystream) {
                 // SAFETY: the caller's.
                 (Some(taken), Some(keystream)) => unsafe {
                     keystream.launch_ring(taken, ring, launch, stream)
@@ -698,34 +702,29 @@ impl GpuRank {
         result
     }
 
-    /// Keystream that there is for the collective `plan` on `stream`, which is counted with its last part.
-    fn take_keystream(
-        &mut self,
-        common: bool,
-        plan: &Plan,
-        part: Part,
-        stream: &Stream,
-    ) -> Result<Option<Taken>> {
+    /// Keystream that is ready for a collective on `stream`, which is counted with its last part.
+    fn take_keystream(&mut self, common: bool, ready: &Ready, stream: &Stream) -> Result<Option<TakenPads>> {
         let (Some(keys), Some(keystream)) = (&self.keys, &mut self.keystream) else { return Ok(None) };
+        let &Ready { ref plan, part, record_bytes, .. } = ready;
         if self.entered && part.is_first(plan) {
             keystream.ahead.enter_epoch(keys.round_keys()?)?;
         }
         let captured = stream.is_capturing()?;
         let fits = common && plan.collective == Collective::AllReduce && part == Part::Whole;
         let taken = match fits && !captured {
-            true => keystream.take(&sides(self.rank, &plan.steps(self.rank)))?,
+            true => keystream.ahead.take(plan.bytes, record_bytes, &self.steps[plan].sides)?,
             false => None,
         };
         if part.is_last() {
-            keystream.ahead.count(captured);
+            keystream.ahead.count(captured)?;
         }
         Ok(taken)
     }
 
     /// Has what was taken wiped once `stream` has passed the collective.
-    fn retire_keystream(&mut self, taken: Option<Taken>, stream: &Stream) -> Result<()> {
+    fn retire_keystream(&mut self, taken: Option<TakenPads>, stream: &Stream) -> Result<()> {
         match (taken, &mut self.keystream) {
-            (Some(taken), Some(keystream)) => keystream.retire(taken, stream),
+            (Some(taken), Some(keystream)) => keystream.ahead.retire(taken, stream),
             _ => Ok(()),
         }
     }
@@ -746,14 +745,19 @@ impl GpuRank {
         let exchanges = self.exchange.is_some();
         keystream.ahead.make(bytes.iter().map(|&bytes| {
             let plan = Plan::new(Collective::AllReduce, options.algorithm, ranks, bytes, Dtype::F32);
-            let record_bytes = plan_record_bytes(&plan, exchanges, options, blocks);
-            (sides(rank, &plan.steps(rank)).into_iter().flatten().flatten().collect(), record_bytes as u32)
+            let record_bytes = plan_record_bytes(&plan, exchanges, options, blocks) as u32;
+            Planned { bytes, record_bytes, steps: sides(rank, &plan.steps(rank)) }
         }))
     }
 
     /// The rank's keystream, where some is kept.
     pub(super) fn keystream(&self) -> Option<&Ahead> {
         self.keystream.as_ref().map(|keystream| &keystream.ahead)
+    }
+
+    /// Waits until all keystream is made that was asked for, and all is wiped that was used.
+    pub(super) fn wait_for_keystream(&mut self) -> Result<()> {
+        self.keystream.as_mut().map_or(Ok(()), |keystream| keystream.ahead.synchronize())
     }
 
     /// Whether no keystream is left in memory.

@@ -1,18 +1,15 @@
 //! A rank's keystream made ahead, as the kernels of its all-reduces take it.
 
 use ringseal_kernels::exchange::{ExchangeParams, PADDED_EXCHANGE_SHARED, PaddedExchangeParams};
-use ringseal_kernels::padded::ChunkPads;
-use ringseal_kernels::sealed::{PADDED_RING_SHARED, PaddedRingParams, SealedRingParams, StepPads};
+use ringseal_kernels::sealed::{PADDED_RING_SHARED, PaddedRingParams, SealedRingParams};
 use ringseal_kernels::step::{FORWARD, RECEIVE, SEND, Step};
 use zeroize::Zeroize;
 
-use super::ahead::{Ahead, KeystreamAhead, Side, TakenPads};
-use super::{DeviceBuffer, Event, HostBuffer, Kernel, Launch, Module, Stream};
+use super::ahead::{Ahead, KeystreamAhead, TakenPads};
+use super::{DeviceBuffer, Kernel, Launch, Module, Stream};
 use crate::Result;
 use crate::channel::KeyLength;
-
-/// What a step opens, and what it seals.
-type StepSides = [Option<Side>; 2];
+use crate::keystream::{Bounds, Side, StepSides};
 
 /// The chunks that the rank `rank` opens and seals in its steps.
 pub(super) fn sides(rank: usize, steps: &[Step]) -> Vec<StepSides> {
@@ -30,29 +27,8 @@ pub(super) fn sides(rank: usize, steps: &[Step]) -> Vec<StepSides> {
 pub(super) struct RankKeystream {
     pub(super) ahead: Ahead,
     kernel: Kernel,
-    /// For the ring's kernel.
-    ring: Option<Ring>,
-}
-
-/// What the ring's kernel needs beside its keystream.
-#[derive(Debug)]
-struct Ring {
-    /// Two records for each block.
-    scratch: DeviceBuffer,
-    /// Tables of [`StepPads`], of collectives in turn, as they are and where they are made.
-    tables: DeviceBuffer,
-    made: HostBuffer,
-    /// Of each table, the end of the collective that used it last.
-    used: Vec<Option<Event>>,
-    next: usize,
-}
-
-/// What one collective takes: keystream, and the table that says where it is.
-pub(super) struct Taken {
-    pads: TakenPads,
-    by_step: Vec<StepPads>,
-    /// The ring's table.
-    table: Option<usize>,
+    /// Where the ring's kernel makes what is missing, two records for each block.
+    scratch: Option<DeviceBuffer>,
 }
 
 /// A rank's all-reduces of the longest vectors that keystream is kept for.
@@ -74,16 +50,22 @@ impl RankKeystream {
         options: &KeystreamAhead,
     ) -> Result<Self> {
         let device = module.device();
-        let sides = sides(0, &longest.steps).into_iter().flatten().flatten().count();
         let [longest_record, shortest_record] = longest.records;
-        let ahead = Ahead::new(module, length, sides, longest.chunk, shortest_record as u32, options)?;
+        let bounds = Bounds {
+            collectives: options.collectives,
+            sides: sides(0, &longest.steps).into_iter().flatten().flatten().count(),
+            steps: longest.steps.len(),
+            chunk_bytes: longest.chunk,
+            partial: longest.exchange,
+        };
+        let ahead = Ahead::new(module, length, bounds, shortest_record as u32, options)?;
         let (name, shared) = match (longest.exchange, length) {
             (true, KeyLength::Aes128) => ("exchange_padded_128", PADDED_EXCHANGE_SHARED),
             (true, KeyLength::Aes256) => ("exchange_padded_256", PADDED_EXCHANGE_SHARED),
             (false, KeyLength::Aes128) => ("relay_padded_128", PADDED_RING_SHARED),
             (false, KeyLength::Aes256) => ("relay_padded_256", PADDED_RING_SHARED),
         };
-        let ring = match longest.exchange {
+        let scratch = match longest.exchange {
             true => None,
             false => {
                 let stream = Stream::new(device)?;
@@ -91,60 +73,25 @@ impl RankKeystream {
                 let mut scratch = DeviceBuffer::secret(device, bytes)?;
                 scratch.fill(0, &stream)?;
                 stream.synchronize()?;
-                // Those of collectives that run or wait, and of one that is being queued.
-                let count = options.collectives + 2;
-                let table = longest.steps.len() * size_of::<StepPads>();
-                Some(Ring {
-                    scratch,
-                    tables: DeviceBuffer::new(device, count * table)?,
-                    made: HostBuffer::new(device, count * table)?,
-                    used: (0..count).map(|_| None).collect(),
-                    next: 0,
-                })
+                Some(scratch)
             }
         };
-        Ok(Self { ahead, kernel: module.kernel(name, shared)?, ring })
-    }
-
-    /// The keystream of the next collective's steps, if there is any.
-    pub(super) fn take(&mut self, steps: &[StepSides]) -> Result<Option<Taken>> {
-        let mut table = None;
-        if let Some(ring) = &self.ring {
-            let most = ring.tables.len() / ring.used.len() / size_of::<StepPads>();
-            let free = match &ring.used[ring.next] {
-                None => true,
-                Some(end) => end.is_reached()?,
-            };
-            // More collectives wait than there are tables: this one does without.
-            if !free || steps.len() > most {
-                return Ok(None);
-            }
-            table = Some(ring.next);
-        }
-        let sides: Vec<Side> = steps.iter().flatten().copied().flatten().collect();
-        let Some(pads) = self.ahead.take(&sides)? else { return Ok(None) };
-        let mut found = pads.pads.iter().copied();
-        let mut of = |side: &Option<Side>| side.and_then(|_| found.next()).unwrap_or(ChunkPads::NONE);
-        let by_step =
-            steps.iter().map(|[opens, seals]| StepPads { opens: of(opens), seals: of(seals) }).collect();
-        Ok(Some(Taken { pads, by_step, table }))
+        Ok(Self { ahead, kernel: module.kernel(name, shared)?, scratch })
     }
 
     /// Queues the exchange's kernel.
     ///
     /// # Safety
-    /// As for the kernel without keystream; `taken` comes back by [`Self::retire`] afterwards.
+    /// As for the kernel without keystream; `taken` comes back by [`Ahead::retire`] afterwards.
     pub(super) unsafe fn launch_exchange(
         &self,
-        taken: &Taken,
+        taken: &TakenPads,
         exchange: &ExchangeParams,
         launch: Launch,
         stream: &Stream,
     ) -> Result<()> {
-        let side = |of: fn(&StepPads) -> ChunkPads| {
-            taken.by_step.iter().map(of).find(|pads| pads.misses != 0).unwrap_or(ChunkPads::NONE)
-        };
-        let (seals, opens) = (side(|step| step.seals), side(|step| step.opens));
+        // It seals in its first step, and opens in its second.
+        let &[seals, opens] = &taken.pads[..] else { unreachable!("an exchange seals once and opens once") };
         let mut params = PaddedExchangeParams { exchange: *exchange, seals, opens };
         // SAFETY: the caller's; the kernel takes `PaddedExchangeParams`, and pads are not made or wiped before they come
         // back.
@@ -159,48 +106,26 @@ impl RankKeystream {
     /// # Safety
     /// As [`Self::launch_exchange`].
     pub(super) unsafe fn launch_ring(
-        &mut self,
-        taken: &Taken,
+        &self,
+        taken: &TakenPads,
         sealed: &SealedRingParams,
         launch: Launch,
         stream: &Stream,
     ) -> Result<()> {
-        let (Some(ring), Some(table)) = (&mut self.ring, taken.table) else {
-            unreachable!("the ring takes keystream with a table");
-        };
-        let place = table * (ring.tables.len() / ring.used.len());
-        let bytes = size_of_val(&taken.by_step[..]);
-        // SAFETY: entries are words without padding.
-        let source = unsafe { std::slice::from_raw_parts(taken.by_step.as_ptr().cast::<u8>(), bytes) };
-        // SAFETY: the collective that used this table last has ended, so neither place is in use; both stay as they are
-        // until `retire` has this one's end.
-        unsafe {
-            ring.made.as_mut_slice()[place..place + bytes].copy_from_slice(source);
-            let (from, to) = (ring.made.pointer() + place as u64, ring.tables.pointer() + place as u64);
-            stream.copy(to, from, bytes)?;
-        }
-        let pads = ring.tables.pointer() + place as u64;
-        let mut params = PaddedRingParams { ring: *sealed, pads, scratch: ring.scratch.pointer() };
-        // SAFETY: the caller's; the kernel takes `PaddedRingParams`, and pads are not made or wiped before they come back.
+        let scratch = self.scratch.as_ref().map_or(0, DeviceBuffer::pointer);
+        let mut params = PaddedRingParams { ring: *sealed, pads: taken.table, scratch };
+        // SAFETY: the caller's; the kernel takes `PaddedRingParams`, and neither pads nor their table are written before they
+        // come back.
         let result = unsafe { self.kernel.launch(launch, stream, &params) };
         params.ring.own.round_keys.zeroize();
         params.ring.predecessor.round_keys.zeroize();
         result
     }
 
-    /// Has what was taken wiped once `stream` has passed the collective.
-    pub(super) fn retire(&mut self, taken: Taken, stream: &Stream) -> Result<()> {
-        if let (Some(ring), Some(table)) = (&mut self.ring, taken.table) {
-            ring.used[table] = Some(stream.record()?);
-            ring.next = (table + 1) % ring.used.len();
-        }
-        self.ahead.retire(taken.pads, stream)
-    }
-
     /// Whether no keystream is left in its memory.
     pub(super) fn is_blank(&self, stream: &Stream) -> Result<bool> {
-        let scratch = match &self.ring {
-            Some(ring) => ring.scratch.to_host(stream)?,
+        let scratch = match &self.scratch {
+            Some(scratch) => scratch.to_host(stream)?,
             None => Vec::new(),
         };
         Ok(self.ahead.is_blank()? && scratch.iter().all(|&byte| byte == 0))

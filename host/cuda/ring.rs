@@ -389,8 +389,8 @@ impl Collectives for GpuGroup {
         Ok(made.into_iter().min().unwrap_or(0))
     }
 
-    fn wait_for_keystream(&self) -> Result<()> {
-        self.ranks.iter().filter_map(GpuRank::keystream).try_for_each(Ahead::synchronize)
+    fn wait_for_keystream(&mut self) -> Result<()> {
+        self.ranks.iter_mut().try_for_each(GpuRank::wait_for_keystream)
     }
 
     fn keystream_misses(&self) -> Result<u32> {

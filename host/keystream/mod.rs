@@ -5,10 +5,14 @@
 //! The memory is a number of slots of one length. A slot holds the keystream of one chunk: of one sender's key, one
 //! collective and one step. It is made once, taken once, and wiped before it is made again, all in the order of one queue.
 
+mod collectives;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::RangeBounds;
+
+pub(crate) use collectives::{Bounds, Collectives, Entry, Maker, Planned, Side, StepSides, TakenChunks};
 
 use crate::{Error, Result};
 
@@ -21,6 +25,13 @@ pub(crate) struct Name {
     pub(crate) step: u32,
 }
 
+impl Name {
+    /// None is earlier.
+    const FIRST: Self = Self { sequence: 0, step: 0 };
+    /// None is later.
+    const LAST: Self = Self { sequence: u64::MAX, step: u32::MAX };
+}
+
 /// The queue of work on the slots' memory.
 pub(crate) trait Queue {
     /// Makes keystream for a chunk of `bytes` bytes in a slot that is wiped, or holds what was never made.
@@ -28,16 +39,6 @@ pub(crate) trait Queue {
 
     /// Overwrites a slot with zeros.
     fn wipe(&mut self, slot: usize) -> Result<()>;
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    /// Wiped, or to be by what is queued.
-    Free,
-    /// Made, or to be by what is queued; the key is the serial number's.
-    Made { serial: u32, name: Name },
-    /// Used by a step, or never to be used again.
-    Taken,
 }
 
 /// A sender's present key.
@@ -55,10 +56,13 @@ pub(crate) struct Taken {
     pub(crate) slot: usize,
 }
 
-/// What lies where.
+/// What lies where. A slot that is neither free nor made is used by a step, or never to be used again.
 #[derive(Debug)]
 pub(crate) struct Store {
-    slots: Vec<Slot>,
+    /// Slots that are wiped, or to be by what is queued.
+    free: Vec<usize>,
+    /// Slots that are made, or to be by what is queued, by their key's serial number and their chunk's name.
+    made: BTreeMap<(u32, Name), usize>,
     senders: BTreeMap<u32, Sender>,
     /// Serial numbers of keys so far. None comes twice, so that keystream of an earlier key is never taken for a later one's.
     serials: u32,
@@ -66,7 +70,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(slots: usize) -> Self {
-        Self { slots: vec![Slot::Free; slots], senders: BTreeMap::new(), serials: 0 }
+        Self { free: (0..slots).rev().collect(), made: BTreeMap::new(), senders: BTreeMap::new(), serials: 0 }
     }
 
     /// Gives a sender another key: a new epoch's, or the first. Keystream of its earlier key is wiped. Returns the key's
@@ -76,7 +80,7 @@ impl Store {
     /// The queue's; the sender has no key then. [`Error::KeyExhausted`] when no serial number is left.
     pub(crate) fn install(&mut self, sender: u32, queue: &mut impl Queue) -> Result<u32> {
         if let Some(Sender { serial: old, .. }) = self.senders.remove(&sender) {
-            self.discard(queue, |serial, _| serial == old)?;
+            self.discard(queue, (old, Name::FIRST)..=(old, Name::LAST))?;
         }
         let serial = self.serials.checked_add(1).ok_or(Error::KeyExhausted { limit: u64::from(u32::MAX) })?;
         self.serials = serial;
@@ -101,15 +105,19 @@ impl Store {
             return Ok(false);
         }
         // Of whatever length: a step could claim pads of the first making while they are wiped for a second.
-        if self.slots.contains(&Slot::Made { serial, name }) {
+        if self.made.contains_key(&(serial, name)) {
             return Ok(true);
         }
-        let Some(slot) = self.slots.iter().position(|&slot| slot == Slot::Free) else { return Ok(false) };
+        let Some(slot) = self.free.pop() else { return Ok(false) };
         // What fails half-way is not known: the slot is out of use then.
-        self.slots[slot] = Slot::Taken;
         queue.make(slot, sender, serial, name, bytes)?;
-        self.slots[slot] = Slot::Made { serial, name };
+        self.made.insert((serial, name), slot);
         Ok(true)
+    }
+
+    /// How many slots are free.
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
     }
 
     /// Takes a chunk's keystream, if there is any, for the one step that may use it; with the key's serial number.
@@ -133,22 +141,27 @@ impl Store {
             )));
         }
         self.senders.insert(sender, Sender { serial, latest: Some(name) });
-        self.discard(queue, |of, made| of == serial && made < name)?;
-        let made = Slot::Made { serial, name };
-        let slot = self.slots.iter().position(|&slot| slot == made);
-        if let Some(slot) = slot {
-            self.slots[slot] = Slot::Taken;
-        }
-        Ok((serial, slot.map(|slot| Taken { slot })))
+        self.discard(queue, (serial, Name::FIRST)..(serial, name))?;
+        Ok((serial, self.made.remove(&(serial, name)).map(|slot| Taken { slot })))
     }
 
-    /// Wipes what a step has used. The queue waits for the step before.
+    /// Wipes keystream of collectives before `sequence`: they came without taking it.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub(crate) fn pass(&mut self, sequence: u64, queue: &mut impl Queue) -> Result<()> {
+        let serials: Vec<u32> = self.senders.values().map(|sender| sender.serial).collect();
+        let end = Name { sequence, ..Name::FIRST };
+        serials.into_iter().try_for_each(|serial| self.discard(queue, (serial, Name::FIRST)..(serial, end)))
+    }
+
+    /// Wipes what a step has used. The step has ended, or the queue waits for it before.
     ///
     /// # Errors
     /// The queue's.
     pub(crate) fn retire(&mut self, taken: Taken, queue: &mut impl Queue) -> Result<()> {
         queue.wipe(taken.slot)?;
-        self.slots[taken.slot] = Slot::Free;
+        self.free.push(taken.slot);
         Ok(())
     }
 
@@ -158,7 +171,7 @@ impl Store {
     /// The queue's, after all slots were tried; those that failed are out of use.
     pub(crate) fn abort(&mut self, queue: &mut impl Queue) -> Result<()> {
         self.senders.clear();
-        self.discard(queue, |_, _| true)
+        self.discard(queue, ..)
     }
 
     fn sender(&self, sender: u32) -> Result<Sender> {
@@ -168,18 +181,13 @@ impl Store {
             .ok_or_else(|| Error::InvalidArgument(format!("sender {sender} has no key: install one first")))
     }
 
-    /// Wipes the slots whose keystream `which` names.
-    fn discard(&mut self, queue: &mut impl Queue, which: impl Fn(u32, Name) -> bool) -> Result<()> {
+    /// Wipes the slots whose keystream is in `which`.
+    fn discard(&mut self, queue: &mut impl Queue, which: impl RangeBounds<(u32, Name)>) -> Result<()> {
         let mut outcome = Ok(());
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            if let Slot::Made { serial, name } = *slot
-                && which(serial, name)
-            {
-                *slot = Slot::Taken;
-                match queue.wipe(index) {
-                    Ok(()) => *slot = Slot::Free,
-                    Err(error) => outcome = Err(error),
-                }
+        for (_, slot) in self.made.extract_if(which, |_, _| true) {
+            match queue.wipe(slot) {
+                Ok(()) => self.free.push(slot),
+                Err(error) => outcome = Err(error),
             }
         }
         outcome

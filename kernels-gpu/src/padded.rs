@@ -82,8 +82,12 @@ pub struct PadFillParams {
     pub count: u32,
     /// Which key it is: not 0, and no other's while the heads last.
     pub serial: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// For [`ChunkPads::count`].
+    pub slot_records: u32,
+    /// Address of a [`ChunkPads`] to write, that says where these pads are; 0 for none.
+    pub entry: u64,
+    /// For [`ChunkPads::misses`].
+    pub misses: u64,
 }
 
 /// Where pads of one sender's records of one chunk may be, for the persistent kernels: pad i at `pads + i * record_bytes`.
@@ -123,6 +127,21 @@ impl ChunkPads {
             count: b[0],
             serial: b[1],
             misses: double(b[2], b[3]),
+        }
+    }
+
+    /// Writes an entry of a table.
+    ///
+    /// # Safety
+    /// As [`Self::load`], and nobody reads it meanwhile.
+    #[inline(always)]
+    unsafe fn store(&self, entry: u64) {
+        let halves = |double: u64| [double as u32, (double >> 32) as u32];
+        let ([a, b], [c, d], [e, f]) = (halves(self.pads), halves(self.heads), halves(self.misses));
+        // SAFETY: the caller's.
+        unsafe {
+            global::store_16(entry, [a, b, c, d]);
+            global::store_16(entry + 16, [self.count, self.serial, e, f]);
         }
     }
 }
@@ -392,11 +411,19 @@ pub(crate) unsafe fn claim_of_chunk(
 ) -> bool {
     let head = pads.heads + HEAD_BYTES * record as u64;
     let (claim, name) = (pad_claim(pads.serial, record), pad_name(sequence, step));
-    // SAFETY: the caller's; there are `count` heads.
+    // SAFETY: the caller's; there are `count` heads. The rest of a head doesn't change while the claim stands, nor after this
+    // thread has taken it.
     unsafe {
-        let claimed = record < pads.count
-            && claim_head(head, claim, name, bytes, mask)
-            && global::load_volatile_u64(head + STRIDE) == stride as u64;
+        let mut claimed =
+            record < pads.count && global::compare_exchange_u64(head + CLAIM, claim, 0) == claim;
+        if claimed {
+            // All under way at once: the record waits for this.
+            let (found, blocks) =
+                (global::load_volatile_u64(head + NAME), global::load_volatile_u64(head + BLOCKS));
+            let (apart, tag) = (global::load_volatile_u64(head + STRIDE), global::load_volatile_16(head));
+            claimed = (found == name) & (blocks >= bytes.div_ceil(16) as u64) & (apart == stride as u64);
+            shared::store_16::<0>(mask, tag);
+        }
         if !claimed && pads.misses != 0 {
             global::add_u32(pads.misses, 1);
         }
@@ -979,6 +1006,17 @@ unsafe fn fill<const ROUNDS: usize>(params: &PadFillParams) {
     let tables = Tables::fill::<THREADS>();
     device::sync_threads();
     let mut index = thread::block_index();
+    if params.entry != 0 && index == 0 && thread::index() == 0 {
+        let pads = ChunkPads {
+            pads: params.pads,
+            heads: params.heads,
+            count: params.slot_records,
+            serial: params.serial,
+            misses: params.misses,
+        };
+        // SAFETY: the entry is nobody else's while this kernel runs.
+        unsafe { pads.store(params.entry) };
+    }
     while index < params.count {
         let start = index as u64 * params.record_bytes as u64;
         let bytes = (params.bytes - start).min(params.record_bytes as u64) as u32;

@@ -95,7 +95,9 @@ impl Side {
             record_bytes: chunk.record,
             count: count as u32,
             serial: self.serial,
-            reserved: 0,
+            slot_records: 0,
+            entry: 0,
+            misses: 0,
         };
         // SAFETY: pads and heads are of live memory of the right length.
         launch(&[Launch::new(2, 512, PAD_FILL_SHARED, || unsafe {

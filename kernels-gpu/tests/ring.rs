@@ -772,7 +772,9 @@ impl Pads {
             record_bytes,
             count,
             serial: SERIAL,
-            reserved: 0,
+            slot_records: own.heads.len() as u32,
+            entry: 0,
+            misses: own.misses.as_ptr() as u64,
         };
         match guess {
             Guess::Right | Guess::Claimed => {}

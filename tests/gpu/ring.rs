@@ -113,6 +113,12 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     }),
     ("ring::relays_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu), 3, Algorithm::RelayRing)),
     ("ring::rings_with_keystream_made_ahead", |gpu| keystream_ahead(from_ref(gpu), 4, Algorithm::Ring)),
+    ("ring::eight_relaying_ranks_with_keystream_do_not_wait_for_it", |gpu| {
+        keystream_back_to_back(from_ref(gpu), Algorithm::RelayRing)
+    }),
+    ("ring::eight_ranks_with_keystream_do_not_wait_for_it", |gpu| {
+        keystream_back_to_back(from_ref(gpu), Algorithm::Ring)
+    }),
     ("ring::keystream_ahead_ends_with_its_keys", |gpu| keystream_ends(from_ref(gpu), Algorithm::Exchange)),
     ("ring::relayed_keystream_ahead_ends_with_its_keys", |gpu| {
         keystream_ends(from_ref(gpu), Algorithm::RelayRing)
@@ -656,7 +662,10 @@ fn keystream_ahead(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outco
             for (guess, waited) in guesses {
                 let before = ranks.group.keystream_misses()?;
                 let made = ranks.group.make_keystream(guess)?;
-                ensure!(made == guess.len(), "{case:?}: keystream of {made} collectives");
+                // A ring's records wait for each other: some keystream is of no use.
+                let none = algorithm != Algorithm::Exchange && guess.iter().any(|&bytes| bytes > AHEAD.bytes);
+                let wanted = if none { 0 } else { guess.len() };
+                ensure!(made == wanted, "{case:?}: keystream of {made} collectives");
                 if waited {
                     ranks.group.wait_for_keystream()?;
                 }
@@ -674,6 +683,49 @@ fn keystream_ahead(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outco
         ranks.group.wait_for_keystream()?;
         // What was made for the integers went unused; the next collective has it wiped.
         ranks.succeeds(&cases[0], &expected[0])?;
+        ranks.group.wait_for_keystream()?;
+        ensure!(ranks.group.keystream_is_blank()?, "keystream is left");
+    }
+    Ok(())
+}
+
+/// Of eight ranks, more streams than a device has queues (`CUDA_DEVICE_MAX_CONNECTIONS`): collectives that wait for each other
+/// on the device wait for nothing else, and all of them have their keystream where it was ready.
+fn keystream_back_to_back(gpus: &[Device], algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    let (devices, collectives) = (places(gpus, 8), 10);
+    // Chunks whose last record is a short one, of the longest vector too.
+    for (longest, record_bytes) in [(3 << 20, None), ((1 << 20) + 16 * 9, Some(8192))] {
+        let keystream = Some(KeystreamAhead { collectives, bytes: longest, makers: None });
+        let options = GpuOptions { algorithm, keystream, record_bytes, ..options(AES128, longest) };
+        let mut ranks = Ranks::new(&devices, options)?;
+        for bytes in [16, 64 << 10, 1 << 20, longest] {
+            let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+            let expected = ranks.expected(&case)?;
+            let before = ranks.group.keystream_misses()?;
+            for round in 0..3 {
+                let made = ranks.group.make_keystream(&vec![bytes; collectives])?;
+                ensure!(made == collectives, "{bytes} bytes, round {round}: keystream of {made} collectives");
+                ranks.group.wait_for_keystream()?;
+                for _ in 1..collectives {
+                    ranks.start(&case)?;
+                }
+                ranks.succeeds(&case, &expected)?;
+            }
+            let misses = ranks.group.keystream_misses()?.wrapping_sub(before);
+            ensure!(misses == 0, "{bytes} bytes: {misses} records had no keystream");
+            // Made while collectives run, and ready or not.
+            for _ in 0..4 * collectives {
+                ranks.group.make_keystream(&[bytes, bytes])?;
+                ranks.start(&case)?;
+            }
+            ranks.succeeds(&case, &expected)?;
+        }
+        ranks.group.wait_for_keystream()?;
+        let made = ranks.group.make_keystream(&[longest])?;
+        ranks.group.wait_for_keystream()?;
+        ensure!(made == 1 && !ranks.group.keystream_is_blank()?, "no keystream of the next collective");
+        ranks.group.rekey()?;
         ranks.group.wait_for_keystream()?;
         ensure!(ranks.group.keystream_is_blank()?, "keystream is left");
     }
