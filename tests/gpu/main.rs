@@ -98,11 +98,11 @@ fn main() {
     if device.is_ok() && !has_nccl && !arguments.list {
         println!("skipped: no libnccl.so.2 in LD_LIBRARY_PATH: the tests of NCCL count as ignored");
     }
-    for (name, test) in nccl::TESTS {
+    for (name, test) in nccl::TESTS.iter().chain(processes::NCCL_TESTS) {
         let run = move || timed(name, || test(&Device::open(0)?));
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_nccl));
     }
-    for (name, test) in nccl::ACROSS_GPUS_TESTS {
+    for (name, test) in nccl::ACROSS_GPUS_TESTS.iter().chain(processes::NCCL_ACROSS_GPUS_TESTS) {
         let run = move || timed(name, test);
         trials.push(Trial::test(*name, run).with_ignored_flag(!has_nccl || !several));
     }

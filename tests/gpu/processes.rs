@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Communicator, Options, Partition, Rail, Rendezvous, Request};
 use ringseal::cuda::{
-    AutoCommunicator, Collectives, Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions, RankBuffers,
-    Stream,
+    AutoCommunicator, Collectives, Device, DeviceBuffer, GpuCommunicator, GpuNodes, GpuOptions,
+    NcclCommunicator, RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error, ReduceOp};
 
-use crate::support::{GpuTest, Outcome, ensure, image};
+use crate::support::{GpuTest, HostTest, Outcome, ensure, image};
 use crate::turns::alone;
 
 pub(crate) const TESTS: &[GpuTest] = &[
@@ -22,6 +22,19 @@ pub(crate) const TESTS: &[GpuTest] = &[
     ("processes::nodes_get_right_results_before_and_after_a_new_session", nodes),
     ("processes::when_one_is_killed_the_others_end_with_an_error", killed),
     ("processes::when_one_stalls_the_others_end_at_the_deadline", stalled),
+];
+
+/// Where there is NCCL.
+pub(crate) const NCCL_TESTS: &[GpuTest] =
+    &[("nccl::device_memory::two_processes_on_one_gpu_say_what_is_wrong", sharing_over_nccl)];
+
+/// For these there must be two GPUs as well.
+pub(crate) const NCCL_ACROSS_GPUS_TESTS: &[HostTest] = &[
+    ("nccl::device_memory::across_gpus::a_process_per_rank_gives_right_results", right_over_nccl),
+    (
+        "nccl::device_memory::across_gpus::when_a_process_is_killed_the_others_end_with_an_error",
+        killed_over_nccl,
+    ),
 ];
 
 /// Set in a child: what to do, its rank, the number of ranks, where to meet, cipher, and timeout in milliseconds.
@@ -82,16 +95,28 @@ fn member() -> Outcome {
             AutoCommunicator::new(&secret, rank, ranks, Box::new(meeting), &device, image, options)?;
         return by_choice(communicator, rank, ranks, &device);
     }
-    let communicator =
-        GpuCommunicator::with_image(&secret, rank, ranks, Box::new(meeting), &device, image, options)?;
+    if task == "nccl-nodes" {
+        let (place, between) = ([rank, ranks], options.clone());
+        let meeting = Box::new(meeting);
+        let nodes = GpuNodes::over_nccl_by_gpus(&secret, place, 1, meeting, &device, options, between)?;
+        return in_nodes(nodes, &device);
+    }
+    let meeting = Box::new(meeting);
+    let communicator: Box<dyn Collectives> = if task.starts_with("nccl") {
+        Box::new(NcclCommunicator::new(&secret, rank, ranks, meeting, &device, options)?)
+    } else {
+        Box::new(GpuCommunicator::with_image(&secret, rank, ranks, meeting, &device, image, options)?)
+    };
     let mut member = Member {
+        rank,
+        ranks,
         input: DeviceBuffer::new(&device, LONGEST)?,
         output: DeviceBuffer::new(&device, LONGEST)?,
         stream: Stream::new(&device)?,
         communicator,
     };
     match task {
-        "endless" => {
+        "endless" | "nccl-endless" => {
             member.reduces(LONGEST / 4)?;
             println!("{BEGUN}");
             loop {
@@ -109,7 +134,7 @@ fn member() -> Outcome {
                 member.communicator.rekey()?;
             }
             member.reduces(1000)?;
-            Box::new(member.communicator).close()?;
+            member.communicator.close()?;
         }
     }
     Ok(())
@@ -176,7 +201,9 @@ fn value(rank: usize, at: usize) -> u32 {
 }
 
 struct Member {
-    communicator: GpuCommunicator,
+    rank: usize,
+    ranks: usize,
+    communicator: Box<dyn Collectives>,
     input: DeviceBuffer,
     output: DeviceBuffer,
     stream: Stream,
@@ -190,7 +217,7 @@ impl Member {
 
     /// A collective on a vector of `count` integers, likewise.
     fn does(&mut self, request: Request, count: usize) -> Outcome {
-        let (rank, ranks) = (self.communicator.rank(), self.communicator.ranks());
+        let (rank, ranks) = (self.rank, self.ranks);
         let partition = Partition::new(count, ranks);
         let given = if request == Request::AllGather { partition.range(rank) } else { 0..count };
         let wanted = match request {
@@ -320,6 +347,56 @@ fn nodes(_: &Device) -> Outcome {
     for (rank, mut child) in Team::new(4, "256", 20_000)?.start_all("nodes")?.into_iter().enumerate() {
         let (status, text) = end(&mut child)?;
         ensure!(status.success() && text == "done\n", "rank {rank}: {status}: {text}");
+    }
+    Ok(())
+}
+
+/// On all GPUs that there are.
+fn right_over_nccl() -> Outcome {
+    let _alone = alone();
+    let ranks = Device::count()?;
+    for (cipher, task) in [("none", "nccl"), ("128", "nccl"), ("256", "nccl"), ("256", "nccl-nodes")] {
+        for (rank, mut child) in Team::new(ranks, cipher, 20_000)?.start_all(task)?.into_iter().enumerate() {
+            let (status, text) = end(&mut child)?;
+            ensure!(
+                status.success() && text == "done\n",
+                "{ranks} ranks, {task}, {cipher}, rank {rank}: {status}: {text}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn sharing_over_nccl(_: &Device) -> Outcome {
+    let _alone = alone();
+    let ranks = Device::count()? + 1;
+    let start = Instant::now();
+    for (rank, mut child) in Team::new(ranks, "256", 20_000)?.start_all("nccl")?.into_iter().enumerate() {
+        let (status, text) = end(&mut child)?;
+        let told = text.contains(&format!("ranks 0 and {} are on one GPU", ranks - 1));
+        ensure!(status.success() && told, "rank {rank}: {status}: {text}");
+    }
+    ensure!(start.elapsed() < Duration::from_secs(20), "a rank waited for its deadline");
+    Ok(())
+}
+
+/// NCCL may say so at once, or nothing: then the deadline helps.
+fn killed_over_nccl() -> Outcome {
+    let _alone = alone();
+    for victim in [0, 1] {
+        let team = Team::new(Device::count()?, "256", 3_000)?;
+        let mut children = team.start_all("nccl-endless")?;
+        begun(&mut children[victim])?;
+        children[victim].kill()?;
+        let start = Instant::now();
+        for (rank, child) in children.iter_mut().enumerate() {
+            let (status, text) = end(child)?;
+            let told = ["nothing from rank", "NCCL", "was lost"].iter().any(|words| text.contains(words));
+            ensure!(rank == victim || status.success() && told, "rank {rank}: {status}: {text}");
+        }
+        let took = start.elapsed();
+        ensure!(took < Duration::from_secs(15), "the others took {took:?}");
+        println!("rank {victim} of {} killed; the others ended after {took:?}", team.ranks);
     }
     Ok(())
 }

@@ -297,9 +297,9 @@ impl GpuRanks {
             stream.synchronize()?;
         }
         let start = streams[0].record()?;
+        let ranks = self.team.collectives_mut();
         // SAFETY: the buffers hold `max_bytes` on their ranks' devices, which the group checks `bytes` against; they
         // are allocations, so aligned; nothing else uses them until the streams have been waited for, below.
-        let ranks = self.team.collectives_mut();
         let queued = unsafe { ranks.all_reduce(buffers, count, dtype, op, &streams) };
         let end = streams[0].record()?;
         let outcome = ranks.finish(&streams);
