@@ -311,9 +311,11 @@ pub unsafe extern "C" fn ringseal_gpu_broadcast(
 /// unless it is NULL, for how many of them, from the first on, there is or will be keystream: no more than the options keep,
 /// and none once a collective was captured in a graph, until the communicator is rekeyed.
 ///
-/// A collective uses what is ready when it gets to a record, and makes the rest itself; what was made for another collective
-/// or length is wiped unused. Results are the same, and other ranks need not do it. The options must keep keystream
-/// (keystream_collectives), which sealed rings and relay rings can, and exchanges of two ranks. Not yet run on a GPU.
+/// A ring uses it when all of the collective's is ready as it is launched, an exchange what is ready when it gets to a record;
+/// else it is made on the way. What was made for another collective or length is wiped unused, and what earlier collectives
+/// have used is wiped before, if they are over; it takes room until then. Results are the same, and other ranks need not do
+/// it. The options must keep keystream (keystream_collectives), which sealed rings and relay rings can, and exchanges of two
+/// ranks.
 ///
 /// # Safety
 /// Pointers are NULL or valid; `bytes` holds `count` lengths.
@@ -338,7 +340,7 @@ pub unsafe extern "C" fn ringseal_gpu_make_keystream(
     }
 }
 
-/// Waits until all keystream that was asked for is made, and all that was used is wiped.
+/// Waits until all keystream that was asked for is made, collectives with keystream are over, and all that was used is wiped.
 ///
 /// # Safety
 /// NULL or a handle.

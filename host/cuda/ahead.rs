@@ -191,6 +191,11 @@ impl Ahead {
         Ok(())
     }
 
+    /// Has all wiped that no collective uses, until the next [`begin`](Self::begin). Doesn't wait.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.collectives.end(&mut self.maker)
+    }
+
     /// Has what collectives used wiped, if they are over, and keystream made for the next ones, in this order. Doesn't wait. Of
     /// how many there is keystream, or will be.
     pub(super) fn make(&mut self, plans: impl Iterator<Item = Planned>) -> Result<usize> {

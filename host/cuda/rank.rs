@@ -779,9 +779,13 @@ impl GpuRank {
         // Another rank may have failed after this one's kernel had ended.
         let aborted = if aborted != 0 { aborted } else { notice[0].aborted };
         self.poisoned |= word != 0 || aborted != 0;
+        let wiped = match &mut self.keystream {
+            Some(keystream) if self.poisoned => keystream.ahead.end(),
+            _ => Ok(()),
+        };
         match (self.failure(self.rank, word), aborted) {
             (Some(failure), _) => Err(failure),
-            (None, 0) => Ok(()),
+            (None, 0) => wiped,
             (None, by) => Err(Error::Aborted { rank: self.rank, by: by as usize - 1 }),
         }
     }

@@ -1,7 +1,7 @@
 //! Keystream of the collectives to come: which collectives have all of theirs, and when it is wiped.
 //!
-//! Collectives that run wait for each other on the device. So nothing is queued while they are launched, neither work nor a
-//! wait: what they have used is wiped when the host next makes keystream, or waits for it, and finds that they are over.
+//! Ranks that run a collective wait for each other on the device. So nothing is queued while it is launched, neither work nor
+//! a wait: what it has used is wiped when the host next makes keystream, or waits for it, and finds that it is over.
 
 #[cfg(test)]
 mod tests;
@@ -167,13 +167,21 @@ impl<End> Collectives<End> {
         senders: impl Iterator<Item = u32>,
         maker: &mut impl Maker<End = End>,
     ) -> Result<()> {
-        self.next = None;
-        self.forget();
-        self.store.abort(&mut Late { maker, unwiped: &mut self.unwiped })?;
-        self.reclaim(maker)?;
+        self.end(maker)?;
         self.enter_epoch(senders, maker)?;
         self.next = Some(0);
         Ok(())
+    }
+
+    /// Ends a session: nothing is made or taken before another begins, and what nothing uses is wiped.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub(crate) fn end(&mut self, maker: &mut impl Maker<End = End>) -> Result<()> {
+        self.next = None;
+        self.forget();
+        self.store.abort(&mut Late { maker, unwiped: &mut self.unwiped })?;
+        self.reclaim(maker)
     }
 
     /// Gives all senders other keys: what was made under those before is never taken.

@@ -762,7 +762,9 @@ impl Pads {
             heads: vec![PadHead::default(); bytes.div_ceil(16) as usize],
             misses: vec![0],
         };
+        let mut entry = Buffer::new(size_of::<ChunkPads>());
         let count = bytes.div_ceil(record_bytes as u64) as u32;
+        let heads = own.heads.len() as u64;
         let mut fill = PadFillParams {
             round_keys: expand_key(&keys.keys[rank as usize]),
             pads: own.pads.address(),
@@ -773,7 +775,7 @@ impl Pads {
             count,
             serial: SERIAL,
             slot_records: own.heads.len() as u32,
-            entry: 0,
+            entry: entry.address(),
             misses: own.misses.as_ptr() as u64,
         };
         match guess {
@@ -794,6 +796,8 @@ impl Pads {
         if fill.count > 0 {
             // SAFETY: there is a head for each block, and the pads are as long as the chunk.
             launch(&[Launch::new(2, THREADS, PAD_FILL_SHARED, || unsafe { pads_fill_128(fill) })]);
+            let words = [fill.pads, fill.heads, heads | u64::from(fill.serial) << 32, fill.misses];
+            assert_eq!(entry.bytes()[..32], words.map(u64::to_le_bytes).concat(), "where they are");
         }
         if guess == Guess::Claimed {
             own.heads.iter_mut().for_each(|head| head.claim = 0);

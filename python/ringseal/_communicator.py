@@ -49,9 +49,9 @@ class KeystreamAhead:
     ring, in the GPU's memory.
     """
 
-    #: All-reduces whose keystream is kept at once.
+    #: All-reduces whose keystream is kept at once: those that it is made for, and those that use it and are not over.
     collectives: int
-    #: Bytes of the longest of them; what a longer one has beyond finds no keystream.
+    #: Bytes of the longest of them. A ring's longer one has no keystream, an exchange's none beyond.
     bytes: int
     #: Multiprocessors that make keystream at a time; 0: all.
     makers: int = 0
@@ -386,9 +386,10 @@ class GpuCommunicator:
         """Has keystream made for the next collectives, on a stream of low priority, and doesn't wait.
 
         They are taken to be all-reduces of float32, float16 or bfloat16 sums or averages, of ``lengths`` bytes each, in this
-        order. Returns for how many of them, from the first on, there is or will be keystream. A collective uses what is
-        ready when it gets to a record and makes the rest itself; what was made for another collective or length is wiped
-        unused. Results are the same, and other ranks need not do it. Not yet run on a GPU.
+        order. Returns for how many of them, from the first on, there is or will be keystream. A ring uses it when all of the
+        collective's is ready as it is launched, an exchange what is ready when it gets to a record; else it is made on the way.
+        What was made for another collective or length is wiped unused, and what earlier collectives have used is wiped now,
+        if they are over. Results are the same, and other ranks need not do it.
         """
         if any(length < 0 for length in lengths):
             raise ValueError(f"lengths must not be negative: {list(lengths)}")
@@ -398,7 +399,7 @@ class GpuCommunicator:
         return made.value
 
     def wait_for_keystream(self) -> None:
-        """Waits until all keystream that was asked for is made, and all that was used is wiped."""
+        """Waits until all keystream that was asked for is made, collectives are over, and all that they used is wiped."""
         call("ringseal_gpu_wait_for_keystream", self._handle)
 
     @property

@@ -10,7 +10,7 @@ use ringseal::{Dtype, ReduceOp};
 use serde::Serialize;
 
 use super::group::{Group, Setup};
-use super::keystream::Missing;
+use super::keystream::{Missing, MissingOfSize};
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::AtomicFile;
 use crate::cli::sample::{Sample, wrong_elements};
@@ -91,6 +91,8 @@ struct Document<'a> {
     /// Where keystream was made ahead of time.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing_keystream: Option<Missing>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    missing_keystream_by_size: &'a [MissingOfSize],
 }
 
 /// Which result a run leaves where.
@@ -117,24 +119,28 @@ impl Benchmark {
             notes.extend(self.calibration(&group)?);
         }
         self.write_preamble(&mut stdout, &description, &notes, plain.is_some()).map_err(Failure::stdout)?;
-        let mut rows = Vec::new();
+        let (mut rows, mut missing, mut missing_by_size) =
+            (Vec::new(), group.missing_keystream()?, Vec::new());
         for size in self.sweep.sizes() {
             let row = self.measure(size, &mut group, plain.as_mut())?;
+            let before = std::mem::replace(&mut missing, group.missing_keystream()?);
+            if let (Some(missing), Some(before)) = (missing, before) {
+                missing_by_size.push(MissingOfSize { bytes: size, missing: missing.since(before) });
+            }
             table::write_row(&mut stdout, &row, self.dtype, self.op).map_err(Failure::stdout)?;
             rows.push(row);
         }
-        let missing = group.missing_keystream()?;
         for group in [Some(group), plain].into_iter().flatten() {
             group.close()?;
         }
         let rows = self.break_down(rows)?;
         table::write_breakdowns(&mut stdout, &rows).map_err(Failure::stdout)?;
-        if let Some(missing) = missing {
-            writeln!(stdout, "# {}", missing.line()).map_err(Failure::stdout)?;
+        for line in missing.map(|missing| missing.lines(&missing_by_size)).unwrap_or_default() {
+            writeln!(stdout, "# {line}").map_err(Failure::stdout)?;
         }
         self.write_summary(&mut stdout, &rows).map_err(Failure::stdout)?;
         if let Some(mut file) = json {
-            file.write(&self.document(&description, &rows, missing)?)?;
+            file.write(&self.document(&description, &rows, missing, &missing_by_size)?)?;
             file.commit()?;
         }
         match rows.iter().map(Row::wrong).sum() {
@@ -266,6 +272,7 @@ impl Benchmark {
         description: &str,
         rows: &[Row],
         missing_keystream: Option<Missing>,
+        missing_keystream_by_size: &[MissingOfSize],
     ) -> Outcome<Vec<u8>> {
         let document = Document {
             ringseal: env!("CARGO_PKG_VERSION"),
@@ -277,6 +284,7 @@ impl Benchmark {
             warmup: self.warmup,
             rows,
             missing_keystream,
+            missing_keystream_by_size,
         };
         let mut json =
             serde_json::to_vec_pretty(&document).map_err(|error| Failure::Input(error.to_string()))?;

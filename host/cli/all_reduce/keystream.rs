@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::group::{Choice, Structure};
 use crate::cli::BackendName;
 use crate::cli::failure::{Failure, Outcome};
+use crate::cli::values::ByteSize;
 
 /// An all-reduce that keystream is wanted for.
 pub(super) struct Wish {
@@ -67,15 +68,39 @@ pub(super) struct Missing {
     pub(super) all_reduces: usize,
 }
 
+/// The same of the all-reduces of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct MissingOfSize {
+    /// Of a vector.
+    pub(super) bytes: usize,
+    #[serde(flatten)]
+    pub(super) missing: Missing,
+}
+
 impl Missing {
-    /// In words.
-    pub(super) fn line(self) -> String {
+    /// What was missing since `before`.
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            records: self.records.wrapping_sub(before.records),
+            all_reduces: self.all_reduces - before.all_reduces,
+        }
+    }
+
+    /// In words, of all sizes and of each that missed any.
+    pub(super) fn lines(self, by_size: &[MissingOfSize]) -> Vec<String> {
+        let all = format!("keystream was made before each all-reduce: {}", self.phrase());
+        let missed = by_size.iter().filter(|of| of.missing.records > 0 || of.missing.all_reduces > 0);
+        let of = |of: &MissingOfSize| format!("of {}: {}", ByteSize(of.bytes), of.missing.phrase());
+        std::iter::once(all).chain(missed.map(of)).collect()
+    }
+
+    fn phrase(self) -> String {
         let Self { records, all_reduces } = self;
         let none = match all_reduces {
             0 => String::new(),
             _ => format!(", and {all_reduces} all-reduces none at all"),
         };
-        format!("keystream was made before each all-reduce: {records} records had none{none}")
+        format!("{records} records had none{none}")
     }
 }
 
@@ -114,9 +139,16 @@ mod tests {
 
     #[test]
     fn what_was_missing_is_said() {
-        let line = Missing { records: 3, all_reduces: 0 }.line();
-        assert!(line.ends_with("3 records had none"), "{line}");
-        let line = Missing { records: 0, all_reduces: 2 }.line();
-        assert!(line.ends_with("0 records had none, and 2 all-reduces none at all"), "{line}");
+        let (few, all) = (Missing { records: 3, all_reduces: 0 }, Missing { records: 3, all_reduces: 2 });
+        let of = |bytes, missing| MissingOfSize { bytes, missing };
+        let sizes = [of(65536, few), of(1 << 20, all.since(all)), of(16 << 20, all.since(few))];
+        let lines = all.lines(&sizes);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(
+            lines[0].ends_with("all-reduce: 3 records had none, and 2 all-reduces none at all"),
+            "{lines:?}"
+        );
+        assert!(lines[1].starts_with("of 64") && lines[1].ends_with(": 3 records had none"), "{lines:?}");
+        assert!(lines[2].starts_with("of 16") && lines[2].contains("2 all-reduces"), "{lines:?}");
     }
 }

@@ -237,6 +237,23 @@ fn neither_keys_nor_sessions_share_keystream() {
     assert!(run(&mut group, &mut gpu, 3, 2 * CHUNK));
 }
 
+#[test]
+fn a_failure_wipes_what_nothing_uses() {
+    let (mut group, mut gpu) = group(3, false);
+    make(&mut group, &mut gpu, &[2 * CHUNK; 3]);
+    gpu.finish();
+    assert!(run(&mut group, &mut gpu, 0, 2 * CHUNK) && run(&mut group, &mut gpu, 1, 2 * CHUNK));
+    gpu.over.borrow_mut().insert(0);
+    group.end(&mut gpu).unwrap();
+    assert_eq!(gpu.holding().len(), 4, "those of the collective that runs, and no others");
+    assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK]), 0, "there is no session");
+    assert!(!run(&mut group, &mut gpu, 2, 2 * CHUNK));
+    gpu.over.borrow_mut().insert(1);
+    group.begin([0, 1].into_iter(), &mut gpu).unwrap();
+    assert_eq!(gpu.holding(), BTreeSet::new(), "keystream is left");
+    assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK; 3]), 3);
+}
+
 /// A graph's replays are counted by the device only.
 #[test]
 fn a_captured_collective_ends_it() {
