@@ -22,7 +22,9 @@
 
 /**
  * The version of the interface that this header describes. A library with another number has another interface:
- * compare it with ringseal_abi_version() where the library is loaded at run time.
+ * compare it with ringseal_abi_version() where the library is loaded at run time. Functions, numbers of enumerations, and fields
+ * at the end of options may be added without another version: options say by struct_bytes which fields they have, and a
+ * library takes those of earlier headers.
  */
 #define RINGSEAL_ABI_VERSION 1
 
@@ -692,7 +694,7 @@ ringseal_status ringseal_broadcast(const struct ringseal_communicator *communica
  *
  * By default the processes are of one machine, each with a GPU or a share of one. With RINGSEAL_TRANSPORT_NCCL as the
  * options' transport they are on any machines that NCCL reaches, each with a GPU of its own: schedules are then rings, and the
- * exchange of two ranks, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
+ * exchange of two ranks, the mailboxes take twice as much memory, no keystream is kept, and nothing can be captured in a graph. The call fails on all ranks, with
  * RINGSEAL_STATUS_UNSUPPORTED on one that finds no NCCL, and with RINGSEAL_STATUS_INVALID_ARGUMENT where two ranks are on one
  * GPU. With node_ranks too there are all-reduces only, which wait until they are done.
  */

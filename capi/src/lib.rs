@@ -15,7 +15,9 @@ pub mod status;
 use std::ffi::c_char;
 
 /// The version of the interface that this header describes. A library with another number has another interface:
-/// compare it with ringseal_abi_version() where the library is loaded at run time.
+/// compare it with ringseal_abi_version() where the library is loaded at run time. Functions, numbers of enumerations, and fields
+/// at the end of options may be added without another version: options say by struct_bytes which fields they have, and a
+/// library takes those of earlier headers.
 pub const ABI_VERSION: u32 = 1;
 
 /// The version of the interface that the library has: RINGSEAL_ABI_VERSION of its header.

@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use ringseal_kernels::step::Step;
 
-use super::nccl::Functions;
-use super::nccl_link::{ID_BYTES, Link, Move, POLL};
+use super::nccl_link::{Link, Move, POLL, Ticket};
 use super::rank::{GpuRank, Mailbox, Ready, check, check_one_each};
 use super::ring_plan::Part;
 use super::stream::Event;
@@ -446,82 +445,69 @@ fn outgoing(rank: &mut GpuRank, number: usize, ranks: usize) -> Result<[DeviceBu
 /// What a rank tells the others before any memory is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Offer {
-    device: [u8; 16],
     /// How many it could run.
     blocks: u32,
     max_bytes: u64,
     algorithm: u64,
-    /// NCCL's id, of rank 0; of the others nothing.
-    id: Vec<u8>,
+    ticket: Ticket,
 }
 
 impl Offer {
-    const NUMBERS_BYTES: usize = 36;
+    const NUMBERS_BYTES: usize = 20;
 
     fn new(device: &Device, options: &GpuOptions, rank: usize) -> Result<Self> {
         Ok(Self {
-            device: device.uuid()?,
             blocks: device.multiprocessors()?.min(options.sm_budget.unwrap_or(u32::MAX)),
             max_bytes: options.max_bytes as u64,
             algorithm: options.algorithm as u64,
-            // Every rank needs the library, and says so before any waits for another.
-            id: if rank == 0 { Link::id()? } else { Functions::load().map(|_| Vec::new())? },
+            ticket: Ticket::new(device, rank)?,
         })
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Self::NUMBERS_BYTES + ID_BYTES);
-        bytes.extend_from_slice(&self.device);
-        bytes.extend_from_slice(&self.blocks.to_le_bytes());
-        bytes.extend_from_slice(&self.max_bytes.to_le_bytes());
-        bytes.extend_from_slice(&self.algorithm.to_le_bytes());
-        bytes.extend_from_slice(&self.id);
-        bytes
+        let Self { blocks, max_bytes, algorithm, ticket } = self;
+        [&blocks.to_le_bytes()[..], &max_bytes.to_le_bytes(), &algorithm.to_le_bytes(), &ticket.encode()]
+            .concat()
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (numbers, id) = bytes.split_first_chunk::<{ Self::NUMBERS_BYTES }>()?;
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let Some((numbers, ticket)) = bytes.split_first_chunk::<{ Self::NUMBERS_BYTES }>() else {
+            return Err(Error::Handshake("a rank's announcement is of another version".into()));
+        };
         let eight = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| numbers[at + byte]));
-        Some(Self {
-            device: std::array::from_fn(|byte| numbers[byte]),
-            blocks: u32::from_le_bytes(std::array::from_fn(|byte| numbers[16 + byte])),
-            max_bytes: eight(20),
-            algorithm: eight(28),
-            id: id.to_vec(),
+        Ok(Self {
+            blocks: u32::from_le_bytes(std::array::from_fn(|byte| numbers[byte])),
+            max_bytes: eight(4),
+            algorithm: eight(12),
+            ticket: Ticket::decode(ticket)?,
         })
     }
 }
 
 /// How many blocks every rank runs, as many as the rank with the fewest can; and NCCL's id.
 fn agreed(offers: &[Vec<u8>], own: usize) -> Result<(u32, Vec<u8>)> {
-    let malformed = || Error::Handshake("a rank's announcement is of another version".into());
-    let offers: Vec<Offer> =
-        offers.iter().map(|offer| Offer::decode(offer).ok_or_else(malformed)).collect::<Result<_>>()?;
+    let offers: Vec<Offer> = offers.iter().map(|offer| Offer::decode(offer)).collect::<Result<_>>()?;
     for (rank, offer) in offers.iter().enumerate() {
         if (offer.max_bytes, offer.algorithm) != (offers[own].max_bytes, offers[own].algorithm) {
             return Err(Error::Handshake(format!("rank {rank} has another algorithm or longest vector")));
-        }
-        // NCCL says no more than that its use is invalid.
-        if let Some(other) = offers[..rank].iter().position(|other| other.device == offer.device) {
-            return Err(Error::InvalidArgument(format!(
-                "ranks {other} and {rank} are on one GPU: NCCL needs one for each rank; ranks of one machine that share \
-                 GPUs make a GpuCommunicator"
-            )));
         }
     }
     let blocks = offers.iter().map(|offer| offer.blocks).min().unwrap_or(0);
     if blocks == 0 {
         return Err(Error::InvalidArgument("no multiprocessor for a rank: an SM budget of 0".into()));
     }
-    Ok((blocks, offers[0].id.clone()))
+    let tickets: Vec<_> = offers.into_iter().map(|offer| offer.ticket).collect();
+    Ok((blocks, Ticket::common_id(&tickets)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::nccl_link::ID_BYTES;
 
-    fn offer(device: u8, blocks: u32, max_bytes: u64, algorithm: u64, id: &[u8]) -> Vec<u8> {
-        Offer { device: [device; 16], blocks, max_bytes, algorithm, id: id.to_vec() }.encode()
+    fn offer(gpu: u8, blocks: u32, max_bytes: u64, algorithm: u64, id: &[u8]) -> Vec<u8> {
+        let ticket = Ticket::decode(&[&[gpu; 16], id].concat()).unwrap();
+        Offer { blocks, max_bytes, algorithm, ticket }.encode()
     }
 
     #[test]

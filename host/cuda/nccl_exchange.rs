@@ -8,8 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::nccl::Functions;
-use super::nccl_link::{Link, Move, POLL};
+use super::nccl_link::{Link, Move, POLL, Ticket};
 use super::stream::Event;
 use super::{Device, DeviceBuffer, HostBuffer, Stream};
 use crate::channel::GroupSecret;
@@ -180,8 +179,8 @@ impl Communicator {
     /// A rank whose process ends shows when NCCL notices, otherwise as a missed deadline.
     ///
     /// # Errors
-    /// As [`Communicator::join`]; [`Error::Unsupported`] when NCCL cannot be loaded; [`Error::Cuda`] with NCCL's own text, as
-    /// when two ranks are on one GPU.
+    /// As [`Communicator::join`]; [`Error::Unsupported`] when NCCL cannot be loaded; [`Error::InvalidArgument`] when two
+    /// ranks are on one GPU; [`Error::Cuda`] with NCCL's own text.
     pub fn over_nccl(
         secret: &GroupSecret,
         rank: usize,
@@ -191,13 +190,11 @@ impl Communicator {
         options: &Options,
     ) -> Result<Self> {
         let capacity = CAPACITY.max(options.record_bytes.saturating_add(FRAME_BYTES));
-        // Every rank needs the library, and says so before any waits for another.
-        let id = || match rank {
-            0 => Ok((NcclExchange::id()?, ())),
-            _ => Functions::load().map(|_| (Vec::new(), ())),
-        };
-        Self::linked(secret, [rank, ranks], bootstrap, options, id, |(), ids, end| {
-            let exchange = NcclExchange::join(&ids[0], [rank, ranks], device, capacity, end)?;
+        let ticket = || Ok((Ticket::new(device, rank)?.encode(), ()));
+        Self::linked(secret, [rank, ranks], bootstrap, options, ticket, |(), tickets, end| {
+            let tickets = tickets.iter().map(|ticket| Ticket::decode(ticket)).collect::<Result<Vec<_>>>()?;
+            let id = Ticket::common_id(&tickets)?;
+            let exchange = NcclExchange::join(&id, [rank, ranks], device, capacity, end)?;
             Ok(Box::new(Lockstep::new(exchange)?))
         })
     }

@@ -50,6 +50,52 @@ type CommAbort = unsafe extern "C" fn(Comm) -> c_int;
 type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, CUstream) -> c_int;
 type Receive = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, CUstream) -> c_int;
 
+/// What a rank tells the others before they join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    gpu: [u8; 16],
+    /// NCCL's id, of rank 0; of the others nothing.
+    id: Vec<u8>,
+}
+
+impl Ticket {
+    /// Of rank `rank`.
+    ///
+    /// # Errors
+    /// As [`Link::id`], on every rank: each needs the library, and says so before any waits for another.
+    pub(super) fn new(device: &Device, rank: usize) -> Result<Self> {
+        let id = if rank == 0 { Link::id()? } else { Functions::load().map(|_| Vec::new())? };
+        Ok(Self { gpu: device.uuid()?, id })
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        [&self.gpu[..], &self.id].concat()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        match bytes.split_first_chunk() {
+            Some((&gpu, id)) => Ok(Self { gpu, id: id.to_vec() }),
+            None => Err(Error::Handshake("a rank's announcement is of another version".into())),
+        }
+    }
+
+    /// NCCL's id, of all ranks' tickets.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when two ranks are on one GPU, of which NCCL says no more than that its use is invalid.
+    pub(super) fn common_id(tickets: &[Self]) -> Result<Vec<u8>> {
+        for (rank, ticket) in tickets.iter().enumerate() {
+            if let Some(other) = tickets[..rank].iter().position(|other| other.gpu == ticket.gpu) {
+                return Err(Error::InvalidArgument(format!(
+                    "ranks {other} and {rank} are on one GPU: NCCL needs one for each rank; ranks that share GPUs of one \
+                     machine do without NCCL"
+                )));
+            }
+        }
+        Ok(tickets.first().map(|first| first.id.clone()).unwrap_or_default())
+    }
+}
+
 /// Bytes of device memory that go to another rank or come from one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Move {
@@ -220,5 +266,25 @@ impl Drop for Link {
                 abort(self.communicator);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_on_gpus_of_their_own_get_the_first_ones_id() {
+        let ticket = |gpu, id: &[u8]| Ticket { gpu: [gpu; 16], id: id.to_vec() };
+        let [first, second] = [ticket(0, &[7; ID_BYTES]), ticket(1, &[])];
+        assert_eq!(Ticket::decode(&first.encode()).unwrap(), first);
+        assert_eq!(Ticket::decode(&second.encode()).unwrap(), second);
+        assert!(matches!(Ticket::decode(&[0; 15]), Err(Error::Handshake(_))));
+        assert_eq!(Ticket::common_id(&[first.clone(), second.clone()]).unwrap(), [7; ID_BYTES]);
+        let shared = Ticket::common_id(&[first.clone(), second, first]).unwrap_err();
+        assert!(
+            matches!(&shared, Error::InvalidArgument(text) if text.contains("ranks 0 and 2")),
+            "{shared}"
+        );
     }
 }
