@@ -62,6 +62,8 @@ struct PadMaker {
     /// The latest making that is known to be done, and those after it.
     done: u64,
     under_way: VecDeque<(u64, Event)>,
+    /// Events to mark collectives' ends with: making one takes the host time in every launch.
+    spare: Vec<Event>,
 }
 
 impl Queue for PadMaker {
@@ -112,6 +114,10 @@ impl Maker for PadMaker {
 
     fn is_over(&self, end: &Event) -> Result<bool> {
         end.is_reached()
+    }
+
+    fn recycle(&mut self, end: Event) {
+        self.spare.push(end);
     }
 }
 
@@ -173,6 +179,7 @@ impl Ahead {
             entry: 0,
             done: 0,
             under_way: VecDeque::new(),
+            spare: Vec::new(),
         };
         Ok(Self { collectives: Collectives::new(bounds), maker })
     }
@@ -227,7 +234,10 @@ impl Ahead {
     /// Has what a kernel on `stream` uses wiped when it has ended.
     pub(super) fn retire(&mut self, taken: TakenPads, stream: &Stream) -> Result<()> {
         // Keystream whose end is not known is never used again.
-        let end = Event::untimed(stream.device())?;
+        let end = match self.maker.spare.pop() {
+            Some(end) => end,
+            None => Event::untimed(stream.device())?,
+        };
         stream.mark(&end)?;
         self.collectives.retire(taken.chunks, end);
         Ok(())

@@ -63,6 +63,9 @@ pub(crate) trait Maker: Queue {
 
     /// Whether the collective is over, as far as is known without waiting.
     fn is_over(&self, end: &Self::End) -> Result<bool>;
+
+    /// Takes back the end of a collective that is over.
+    fn recycle(&mut self, end: Self::End);
 }
 
 /// A collective of which keystream is made or being made.
@@ -330,7 +333,8 @@ impl<End> Collectives<End> {
                 at += 1;
                 continue;
             }
-            let (_, TakenChunks { sides, table }) = self.used.swap_remove(at);
+            let (end, TakenChunks { sides, table }) = self.used.swap_remove(at);
+            maker.recycle(end);
             self.tables.push(table);
             let mut queue = Late { maker, unwiped: &mut self.unwiped };
             sides.into_iter().try_for_each(|(_, slot)| self.store.retire(slot, &mut queue))?;

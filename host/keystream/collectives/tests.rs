@@ -1,8 +1,6 @@
 //! Collectives against a model of a GPU that does what is queued late.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 use super::*;
 
@@ -20,7 +18,7 @@ struct Gpu {
     done: usize,
     /// How much was queued when each making was marked.
     marks: Vec<(u64, usize)>,
-    over: Rc<RefCell<BTreeSet<u64>>>,
+    over: BTreeSet<u64>,
     entry: Option<Entry>,
 }
 
@@ -54,7 +52,11 @@ impl Maker for Gpu {
     }
 
     fn is_over(&self, end: &u64) -> Result<bool> {
-        Ok(self.over.borrow().contains(end))
+        Ok(self.over.contains(end))
+    }
+
+    fn recycle(&mut self, end: u64) {
+        assert!(self.over.contains(&end), "collective {end} runs");
     }
 }
 
@@ -124,7 +126,7 @@ fn back_to_back_collectives_all_have_their_keystream() {
         for number in 0..20 {
             assert!(run(&mut group, &mut gpu, 20 * round + number, 2 * CHUNK), "{round}, {number}");
         }
-        gpu.over.borrow_mut().extend(20 * round..20 * (round + 1));
+        gpu.over.extend(20 * round..20 * (round + 1));
     }
     assert_eq!(group.without(), 0);
     group.reclaim(&mut gpu).unwrap();
@@ -182,9 +184,9 @@ fn what_runs_keeps_its_keystream_until_it_is_over() {
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK]), 0, "both run");
     assert_eq!(gpu.holding(), used);
     // They may end in any order.
-    gpu.over.borrow_mut().insert(1);
+    gpu.over.insert(1);
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK; 2]), 1);
-    gpu.over.borrow_mut().insert(0);
+    gpu.over.insert(0);
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK; 2]), 2, "one was asked for before");
     gpu.finish();
     assert!(run(&mut group, &mut gpu, 2, 2 * CHUNK) && run(&mut group, &mut gpu, 3, 2 * CHUNK));
@@ -203,7 +205,7 @@ fn wrong_guesses_are_wiped_and_make_room() {
     gpu.finish();
     assert!(run(&mut group, &mut gpu, 2, CHUNK));
     assert!(run(&mut group, &mut gpu, 3, CHUNK));
-    gpu.over.borrow_mut().extend([2, 3]);
+    gpu.over.extend([2, 3]);
     group.reclaim(&mut gpu).unwrap();
     assert_eq!(gpu.holding(), BTreeSet::new(), "keystream is left");
     assert_eq!(make(&mut group, &mut gpu, &[CHUNK; 4]), 3);
@@ -228,7 +230,7 @@ fn neither_keys_nor_sessions_share_keystream() {
     group.enter_epoch([0, 1].into_iter(), &mut gpu).unwrap();
     assert!(!run(&mut group, &mut gpu, 1, 2 * CHUNK), "of the key before");
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK; 2]), 1, "the first one runs");
-    gpu.over.borrow_mut().insert(0);
+    gpu.over.insert(0);
     group.begin([0, 1].into_iter(), &mut gpu).unwrap();
     assert_eq!(gpu.holding(), BTreeSet::new(), "keystream outlived its session");
     assert!(!run(&mut group, &mut gpu, 2, 2 * CHUNK));
@@ -243,12 +245,12 @@ fn a_failure_wipes_what_nothing_uses() {
     make(&mut group, &mut gpu, &[2 * CHUNK; 3]);
     gpu.finish();
     assert!(run(&mut group, &mut gpu, 0, 2 * CHUNK) && run(&mut group, &mut gpu, 1, 2 * CHUNK));
-    gpu.over.borrow_mut().insert(0);
+    gpu.over.insert(0);
     group.end(&mut gpu).unwrap();
     assert_eq!(gpu.holding().len(), 4, "those of the collective that runs, and no others");
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK]), 0, "there is no session");
     assert!(!run(&mut group, &mut gpu, 2, 2 * CHUNK));
-    gpu.over.borrow_mut().insert(1);
+    gpu.over.insert(1);
     group.begin([0, 1].into_iter(), &mut gpu).unwrap();
     assert_eq!(gpu.holding(), BTreeSet::new(), "keystream is left");
     assert_eq!(make(&mut group, &mut gpu, &[2 * CHUNK; 3]), 3);
