@@ -122,7 +122,7 @@ impl GpuCommunicator {
         let own = blocks.and_then(|blocks| {
             let mut rank = GpuRank::new(&module, number, ranks, blocks, &options)?;
             // Later, the others would wait for this rank's compiler.
-            rank.load(false)?;
+            rank.load(false, true)?;
             Ok((handles(&rank, ranks)?, rank))
         });
         let (handles, rank) = announce(&root, 2, [number, ranks], own, meeting, timeout)?;

@@ -12,6 +12,7 @@ use ringseal_kernels::reduce::{is_common, reduction};
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure};
 use ringseal_kernels::sealed::{LONGEST_RECORD as LONGEST_SEALED, SEALED_SHARED, SealedRingParams};
 use ringseal_kernels::sealed_mesh::{SEALED_MESH_SHARED, SealedMeshParams};
+use ringseal_kernels::short::LONGEST_SHORT_RECORD;
 use ringseal_kernels::step::Step;
 use zeroize::Zeroize;
 
@@ -122,6 +123,31 @@ impl Pair {
     }
 }
 
+/// The kernel for sealed collectives of short records round a ring, loaded when it is first asked for.
+#[derive(Debug)]
+struct Short {
+    kernel: Option<Kernel>,
+    name: &'static str,
+}
+
+impl Short {
+    fn new(length: KeyLength) -> Self {
+        let name = match length {
+            KeyLength::Aes128 => "relay_short_128",
+            KeyLength::Aes256 => "relay_short_256",
+        };
+        Self { kernel: None, name }
+    }
+
+    /// May wait for the device, but not the second time.
+    fn load(&mut self, module: &Module) -> Result<()> {
+        if self.kernel.is_none() {
+            self.kernel = Some(module.kernel(self.name, SEALED_SHARED)?);
+        }
+        Ok(())
+    }
+}
+
 /// What the all-reduce of a sealed exchange needs beside what the other collectives do.
 #[derive(Debug)]
 struct SealedExchange {
@@ -165,6 +191,7 @@ pub(super) struct GpuRank {
     ranks: usize,
     options: GpuOptions,
     kernels: Pair,
+    short: Option<Short>,
     module: Module,
     blocks: u32,
     /// For a sealed exchange.
@@ -321,6 +348,10 @@ impl GpuRank {
                 ("relay_sealed_256", "relay_sealed_any_256", SEALED_SHARED)
             }
         };
+        let short = match options.crypto {
+            Crypto::Gcm(length) if !meshes => Some(Short::new(length)),
+            _ => None,
+        };
         let stream = Stream::new(device)?;
         let exchange = match options.crypto {
             // Its own kernel seals and opens at once. Step by step the ring's does the same, with the same records.
@@ -365,6 +396,7 @@ impl GpuRank {
             ranks,
             options: options.clone(),
             kernels: Pair::new(module, common, any, shared)?,
+            short,
             module: module.clone(),
             blocks,
             exchange,
@@ -487,16 +519,20 @@ impl GpuRank {
         let record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
         let records = records_of(chunk, record_bytes);
         self.prepare_steps(plan, chunk, records)?;
-        self.load(request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32))))?;
+        let common = request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32)));
+        self.load(common, common && is_short(record_bytes))?;
         Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
     }
 
-    /// Loads the kernels for the common reductions, or for all.
+    /// Loads the kernels for the common reductions, or for all; and those for short records.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(super) fn load(&mut self, common: bool) -> Result<()> {
+    pub(super) fn load(&mut self, common: bool, short: bool) -> Result<()> {
         self.kernels.get(&self.module, common)?;
+        if let (Some(kernel), true) = (&mut self.short, short) {
+            kernel.load(&self.module)?;
+        }
         match &mut self.exchange {
             Some(exchange) => exchange.kernels.get(&self.module, common).map(drop),
             None => Ok(()),
@@ -612,7 +648,9 @@ impl GpuRank {
             awaits_others: plan.may_run_ahead() as u32,
             reserved: 0,
         });
-        let blocks = self.blocks.min(records.max(1) as u32);
+        // Of a ring's rank several blocks may share a record, each of which takes some of the steps.
+        let sharers = if mesh.is_some() { 1 } else { step_count.max(1) };
+        let blocks = self.blocks.min(sharers.saturating_mul(records.max(1) as u32));
         let launch = Launch { blocks, threads: THREADS };
         let common = is_common(reduction);
         let session_call =
@@ -676,8 +714,16 @@ impl GpuRank {
                 (Some(taken), Some(keystream)) => unsafe {
                     keystream.launch_ring(taken, ring, launch, stream)
                 },
-                // SAFETY: the caller's; the sealed kernels take `SealedRingParams`.
-                _ => unsafe { self.kernels.get(&self.module, common)?.launch(launch, stream, ring) },
+                _ => {
+                    let short =
+                        self.short.as_ref().filter(|_| common && is_short(ring.ring.record_bytes as usize));
+                    let kernel = match short.and_then(|short| short.kernel.as_ref()) {
+                        Some(short) => short,
+                        None => self.kernels.get(&self.module, common)?,
+                    };
+                    // SAFETY: the caller's; the sealed kernels take `SealedRingParams`.
+                    unsafe { kernel.launch(launch, stream, ring) }
+                }
             };
         };
         let most = ring.ring.records.max(1);
@@ -972,6 +1018,11 @@ fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
             .next_power_of_two()
             .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
     }
+}
+
+/// Whether records of so many bytes are those of the kernels for short ones.
+fn is_short(record_bytes: usize) -> bool {
+    record_bytes <= LONGEST_SHORT_RECORD as usize
 }
 
 /// Bytes of a record of a collective, of a rank with or without an exchange's kernels.

@@ -34,6 +34,8 @@ pub mod ring;
 pub mod sealed;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod sealed_mesh;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod short;
 pub mod step;
 pub mod table_ghash;
 

@@ -5,7 +5,9 @@
 //! A block of threads owns the records `block, block + grid, ..` of every chunk in every step, on every rank alike. So
 //! a record depends only on the same block's earlier work and on the predecessor's block of the same number: blocks of
 //! one rank never wait for each other. A block works in diagonals (record j in step k at time j + k), so that what it
-//! awaits was sent a whole diagonal before.
+//! awaits was sent a whole diagonal before. Where there are few records, several blocks share one's steps, so that a block
+//! prepares a step while another is at the one before; of a rank's steps with a record, the later wait for what other ranks
+//! made of the earlier, so that these blocks need not wait for each other either.
 //!
 //! Records are stored straight into the successor's inbox, each into a slot of its own, followed by a signal: its tag
 //! and a number that no other collective uses, so that nothing is ever reset. The inbox has two halves, used in turn
@@ -18,7 +20,7 @@
 
 use core::mem::offset_of;
 
-use crate::device::{self, Quad, global, shared, thread, warp};
+use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::params::SHARED_BASE;
 use crate::reduce::{Reduction, combine, combine_common, finish, finish_common};
 use crate::step::{FINISH, RECEIVE, REDUCE, SEND, STORE, Step};
@@ -167,6 +169,8 @@ pub trait Wire {
     const SEALED: bool;
     /// Address of a word of shared memory that the ring uses between barriers.
     const VERDICT: u32;
+    /// Whether several blocks may share a record's steps.
+    const SHARES: bool = false;
 
     /// Does with one record what `step.actions` says, except for signals. All stores of the block are done when it
     /// returns, which takes at least one barrier. In the thread [`RELEASER`], returns the tag of the received bytes and
@@ -303,24 +307,56 @@ unsafe fn reserved(params: &RingParams) -> u64 {
 #[inline(always)]
 unsafe fn diagonals<W: Wire>(block: &Block, wire: &mut W) {
     let params = &block.params;
-    let (first, grid) = (thread::block_index(), thread::grid_size());
-    if first >= params.records {
+    if params.records == 0 {
         return;
     }
-    let own_records = (params.records - first).div_ceil(grid);
+    let share = Share::of::<W>(params);
+    if share.number >= share.sharers {
+        return;
+    }
+    let own_records = (params.records - share.first).div_ceil(thread::grid_size());
+    let own_steps = params.step_count.saturating_sub(share.number).div_ceil(share.sharers);
     let mut time = 0;
-    while time + 1 < own_records + params.step_count {
+    while time + 1 < own_records + own_steps {
         let mut index = time.saturating_sub(own_records - 1);
-        while index <= time && index < params.step_count {
+        while index <= time && index < own_steps {
+            // Computed anew: it would take registers of all that a record needs.
+            let share = Share::of::<W>(params);
             // SAFETY: the table has `step_count` steps.
-            let step = unsafe { Step::load(params.steps, index) };
+            let step = unsafe { Step::load(params.steps, share.number + index * share.sharers) };
+            let record = share.first + (time - index) * thread::grid_size();
             // SAFETY: by the caller's promise; everything here is the same in all threads.
-            if !unsafe { advance(block, wire, &step, first + (time - index) * grid) } {
+            if !unsafe { advance(block, wire, &step, record) } {
                 return;
             }
             index += 1;
         }
         time += 1;
+    }
+}
+
+/// A block's part of a rank's work: records `first`, `first` + grid, .., of which it takes the steps `number`,
+/// `number + sharers`, ...
+struct Share {
+    first: u32,
+    number: u32,
+    sharers: u32,
+}
+
+impl Share {
+    /// This block's; with a `number` of `sharers` or more it has none. There are records.
+    #[inline(always)]
+    fn of<W: Wire>(params: &RingParams) -> Self {
+        if !W::SHARES {
+            let first = thread::block_index();
+            return Share { first, number: (first >= params.records) as u32, sharers: 1 };
+        }
+        let (block, records) = (bits::opaque(thread::block_index()), params.records);
+        Share {
+            first: block % records,
+            number: block / records,
+            sharers: (thread::grid_size() / records).min(params.step_count).max(1),
+        }
     }
 }
 
@@ -516,6 +552,7 @@ pub(crate) unsafe fn leave(block: &Block, place: u32) {
 impl<const COMMON: bool> Wire for Plain<COMMON> {
     const SEALED: bool = false;
     const VERDICT: u32 = SHARED_BASE;
+    const SHARES: bool = true;
 
     #[inline(always)]
     unsafe fn transfer(

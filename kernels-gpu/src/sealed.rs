@@ -130,16 +130,16 @@ const OWN_LANES: u32 = PREDECESSOR_MATRICES + MATRICES_BYTES;
 const PREDECESSOR_LANES: u32 = OWN_LANES + LANES_BYTES;
 /// The chains' last words of the two tags of a record, the parts of their sums, and both masks; twice, for records in
 /// turn.
-const TAGS: u32 = PREDECESSOR_LANES + LANES_BYTES;
+pub(crate) const TAGS: u32 = PREDECESSOR_LANES + LANES_BYTES;
 const PARTS: u32 = 2 * LAST_BYTES;
 const PARTS_BYTES: u32 = 4 * 16;
-const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
-const TAGS_BYTES: u32 = MASKS + 2 * 16;
-const VERDICT: u32 = TAGS + 2 * TAGS_BYTES;
+pub(crate) const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
+pub(crate) const TAGS_BYTES: u32 = MASKS + 2 * 16;
+pub(crate) const VERDICT: u32 = TAGS + 2 * TAGS_BYTES;
 /// Whose key opens, in the kernels that choose it at run time.
 const SENDER: u32 = VERDICT + 4;
 /// Of each warp, the additional data of the record that it opens and of the one that it seals.
-const ASSOCIATED: u32 = VERDICT + 16;
+pub(crate) const ASSOCIATED: u32 = VERDICT + 16;
 /// The sender's round keys.
 const SENDER_ROUND_KEYS: u32 = ASSOCIATED + THREADS / 32 * 2 * AAD_BYTES;
 /// Dynamic shared memory of the sealed kernels.
@@ -155,18 +155,25 @@ const _: () = assert!(SHARED_BASE + PADDED_RING_SHARED <= SHARED_END_SM_90);
 /// Records sealed by AES-GCM (NIST SP 800-38D). With `ANY_SENDER` the opening key follows the records' sender; with `PADDED`
 /// keystream comes from pads.
 #[derive(Clone, Copy)]
-struct Sealed<'a, K, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool> {
-    params: &'a SealedRingParams,
+pub(crate) struct Sealed<
+    'a,
+    K,
+    const ROUNDS: usize,
+    const COMMON: bool,
+    const ANY_SENDER: bool,
+    const PADDED: bool,
+> {
+    pub(crate) params: &'a SealedRingParams,
     /// [`PaddedRingParams::pads`] and [`PaddedRingParams::scratch`].
     pads: u64,
     scratch: u64,
-    tables: Tables,
+    pub(crate) tables: Tables,
     /// Round keys to open with.
-    opener: K,
-    own_matrices: Matrices,
-    predecessor_matrices: Matrices,
+    pub(crate) opener: K,
+    pub(crate) own_matrices: Matrices,
+    pub(crate) predecessor_matrices: Matrices,
     /// Records so far, modulo 2.
-    turn: u32,
+    pub(crate) turn: u32,
 }
 
 /// The key stream of one thread's blocks of a record.
@@ -191,6 +198,14 @@ impl<const ROUNDS: usize> Stream<ROUNDS> {
     pub(crate) fn key_stream(&self, tables: Tables, keys: impl Keys, at: i32) -> [Quad; 2] {
         let state = |at: i32| xor(self.low, self.prefix.byte1(tables, counter(at)));
         tables.finish::<ROUNDS, 2>(keys, [state(at), state(at + APART)])
+    }
+
+    /// Of the second alone.
+    #[inline(always)]
+    pub(crate) fn second(&self, tables: Tables, keys: impl Keys, at: i32) -> Quad {
+        let state = xor(self.low, self.prefix.byte1(tables, counter(at + APART)));
+        let [block] = tables.finish::<ROUNDS, 1>(keys, [state]);
+        block
     }
 }
 
@@ -306,7 +321,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     /// All threads of the block, which have passed a barrier since they last opened, and pass another before they ask
     /// [`Self::sender`]; the table has the sender.
     #[inline(always)]
-    unsafe fn switch_to(&self, sender: u32) {
+    pub(crate) unsafe fn switch_to(&self, sender: u32) {
         let key = self.params.senders + sender as u64 * size_of::<SenderKey>() as u64;
         // SAFETY: the caller's; the places are those of the key before.
         unsafe {
@@ -328,7 +343,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
 
     /// Whose key opens, since [`Self::switch_to`].
     #[inline(always)]
-    fn sender() -> u32 {
+    pub(crate) fn sender() -> u32 {
         // SAFETY: stored before the latest barrier. From one lane, so that the compiler sees that it is uniform.
         unsafe { warp::shuffle(shared::load_u32::<0>(SENDER), 0) }
     }
@@ -462,12 +477,68 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
     }
 
+    /// Stores what the tags of a record need of each thread's chains, of what is opened and of what is sealed. Ends with a
+    /// barrier.
+    ///
+    /// # Safety
+    /// All threads of the block; the places at `tags` are this block's, and were last read before the latest barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn store_lasts(
+        &self,
+        [opens, seals]: [bool; 2],
+        chains_in: &mut Chains,
+        chains_out: &mut Chains,
+        bytes: u32,
+        tags: u32,
+    ) {
+        // SAFETY: the caller's; each is written before a barrier.
+        unsafe {
+            if opens {
+                Self::store_last(chains_in, self.predecessor_matrices, bytes, tags);
+            }
+            if seals {
+                Self::store_last(chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
+            }
+            device::sync_threads();
+        }
+    }
+
+    /// The tags of a record, in every lane of warp 0: of what was opened, and of what was sealed, or else the same. A barrier.
+    ///
+    /// # Safety
+    /// After [`Self::store_lasts`], by all threads of the block; the masks are stored.
+    #[inline(always)]
+    pub(crate) unsafe fn tags(opens: bool, seals: bool, tags: u32) -> (Quad, Quad) {
+        // SAFETY: the caller's; each place is written before a barrier.
+        unsafe {
+            let (warp, part) = (thread::warp(), thread::warp() % 4);
+            if opens && warp < 4 {
+                store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
+            }
+            if seals && (4..8).contains(&warp) {
+                store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
+            }
+            device::sync_threads();
+            let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
+            if warp == 0 {
+                if opens {
+                    tag_in = tag(tags + PARTS, tags + MASKS);
+                    tag_out = tag_in;
+                }
+                if seals {
+                    tag_out = tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
+                }
+            }
+            (tag_in, tag_out)
+        }
+    }
+
     /// Stores the mask of a tag, E(K, J0), by one warp.
     ///
     /// # Safety
     /// The place is this warp's until the next barrier.
     #[inline(always)]
-    unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
+    pub(crate) unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
         let [a, b, c] = header.nonce();
         let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
         if thread::lane() == 0 {
@@ -673,37 +744,13 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             tile += 1;
         }
 
-        // SAFETY: these places were last read before the latest barrier, and each is written before one.
+        // SAFETY: all threads of the block, which come here alike.
         unsafe {
-            if opens {
-                Self::store_last(&mut chains_in, self.predecessor_matrices, bytes, tags);
-            }
-            if seals {
-                Self::store_last(&mut chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
-            }
-            device::sync_threads();
+            self.store_lasts([opens, seals], &mut chains_in, &mut chains_out, bytes, tags);
             if PADDED {
                 self.wipe_missing(opens, seals, bytes);
             }
-            let (warp, part) = (thread::warp(), thread::warp() % 4);
-            if opens && warp < 4 {
-                store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
-            }
-            if seals && (4..8).contains(&warp) {
-                store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
-            }
-            device::sync_threads();
-            let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
-            if warp == 0 {
-                if opens {
-                    tag_in = tag(tags + PARTS, tags + MASKS);
-                    tag_out = tag_in;
-                }
-                if seals {
-                    tag_out = tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
-                }
-            }
-            Some((tag_in, tag_out))
+            Some(Self::tags(opens, seals, tags))
         }
     }
 }
@@ -820,16 +867,16 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingPar
     unsafe { collective(params.ring, wire) }
 }
 
-/// The body of the kernels that open records of any rank.
+/// What the kernels that open records of any rank begin with: all threads of a block.
 ///
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
+pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
     params: &SealedRingParams,
     pads: u64,
     scratch: u64,
-) {
+) -> Sealed<'_, SharedKeys, ROUNDS, COMMON, true, PADDED> {
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
     let own = unsafe { Matrices::fetch(params.own.ghash_key) };
     let tables = Tables::fill::<THREADS>();
@@ -838,7 +885,7 @@ unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool, const PADDE
         load_lanes(params.own.ghash_key, OWN_LANES);
         Matrices::store(own, OWN_MATRICES)
     };
-    let wire = Sealed::<_, ROUNDS, COMMON, true, PADDED> {
+    let wire = Sealed {
         params,
         pads,
         scratch,
@@ -852,10 +899,10 @@ unsafe fn sealed_any_sender<const ROUNDS: usize, const COMMON: bool, const PADDE
     unsafe {
         let (rank, ranks) = (params.ring.rank, params.ring.ranks);
         wire.switch_to(if rank == 0 { ranks - 1 } else { rank - 1 });
-        // A block may have no record in the steps before the first that opens.
-        device::sync_threads();
-        collective(params.ring, wire);
     }
+    // A block may have no record in the steps before the first that opens.
+    device::sync_threads();
+    wire
 }
 
 kernel! {
@@ -904,7 +951,7 @@ kernel! {
     /// As `ring_sealed_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<10, true, false>(&params, 0, 0) }
+        unsafe { collective(params.ring, any_sender::<10, true, false>(&params, 0, 0)) }
     }
 }
 
@@ -914,7 +961,7 @@ kernel! {
     /// As `ring_sealed_any_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<10, false, false>(&params, 0, 0) }
+        unsafe { collective(params.ring, any_sender::<10, false, false>(&params, 0, 0)) }
     }
 }
 
@@ -924,7 +971,7 @@ kernel! {
     /// As `ring_sealed_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<14, true, false>(&params, 0, 0) }
+        unsafe { collective(params.ring, any_sender::<14, true, false>(&params, 0, 0)) }
     }
 }
 
@@ -934,7 +981,7 @@ kernel! {
     /// As `ring_sealed_any_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<14, false, false>(&params, 0, 0) }
+        unsafe { collective(params.ring, any_sender::<14, false, false>(&params, 0, 0)) }
     }
 }
 
@@ -944,7 +991,7 @@ kernel! {
     /// As `relay_sealed_128`, with keystream that was made ahead where it was.
     fn relay_padded_128(params: PaddedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<10, true, true>(&params.ring, params.pads, params.scratch) }
+        unsafe { collective(params.ring.ring, any_sender::<10, true, true>(&params.ring, params.pads, params.scratch)) }
     }
 }
 
@@ -954,6 +1001,6 @@ kernel! {
     /// As `relay_sealed_256`, with keystream that was made ahead where it was.
     fn relay_padded_256(params: PaddedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { sealed_any_sender::<14, true, true>(&params.ring, params.pads, params.scratch) }
+        unsafe { collective(params.ring.ring, any_sender::<14, true, true>(&params.ring, params.pads, params.scratch)) }
     }
 }

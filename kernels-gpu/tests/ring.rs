@@ -20,6 +20,7 @@ use ringseal_kernels::sealed::{
     SenderKey, StepPads, relay_padded_128, relay_sealed_128, relay_sealed_any_128, ring_sealed_128,
     ring_sealed_any_128, store_round_keys,
 };
+use ringseal_kernels::short::{LONGEST_SHORT_RECORD, relay_short_128};
 use ringseal_kernels::step::{
     SEND, Step, chunk, exchange, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter,
 };
@@ -558,6 +559,40 @@ fn relayed_sums_are_right_and_cross_as_their_owners_sealed_them() {
     }
 }
 
+/// With as many blocks as records or fewer, and with several blocks for each record's steps, more than there are steps too.
+#[test]
+fn short_records_cross_as_their_owners_sealed_them() {
+    for (ranks, grid, count, record_bytes) in [
+        (2, 1, 1023, 4096),
+        (2, 5, 2047, 4096),
+        (2, 7, 2, 256),
+        (3, 3, 3001, LONGEST_SHORT_RECORD),
+        (3, 9, 3001, 2048),
+        (4, 13, 4093, 4096),
+        (5, 3, 30000, 8192),
+    ] {
+        let setup = || setup(ranks, grid, 4 * count, record_bytes, reduction(F32, SUM));
+        sums_cross_sealed(Setup { relay: true, ..setup() }, relay_short_128);
+        sums_cross_sealed(setup(), relay_short_128);
+    }
+}
+
+/// Lengths around those that fill warps, and that leave the additional data before the tile.
+#[test]
+fn short_records_of_many_lengths() {
+    for bytes in [4, 12, 16, 20, 508, 8160, 8188, 8192, 8196, 16336, 16340, 16368, 16384] {
+        let setup = Setup { relay: true, ..setup(2, 3, 2 * bytes, 16384, reduction(F32, SUM)) };
+        let vectors = vectors(2, 2 * bytes);
+        let expected = expected(&setup, &vectors, add_f32, |sum| sum);
+        let mut group = Group::new(setup, &vectors);
+        group.sealed(&Keys::new(2), relay_short_128);
+        for rank in 0..2 {
+            assert_eq!(group.states[rank as usize].failure, 0, "{bytes} bytes: rank {rank}");
+            assert!(group.output(rank) == expected, "{bytes} bytes: rank {rank}");
+        }
+    }
+}
+
 fn sums_cross_sealed(setup: Setup, kernel: unsafe fn(SealedRingParams)) {
     let Setup { ranks, bytes, record_bytes, .. } = setup;
     let count = bytes / 4;
@@ -1029,6 +1064,8 @@ fn everywhere(
         (false, None, false),
         (false, Some(ring_sealed_128 as Kernel), false),
         (true, Some(relay_sealed_128), false),
+        (true, Some(relay_short_128), false),
+        (false, Some(relay_short_128), false),
         (true, Some(relay_sealed_128), true),
     ] {
         let mut group = Group::new(setup(relay), vectors);
@@ -1269,6 +1306,7 @@ fn step_by_step_nothing_waits_and_the_bytes_are_the_same() {
             (false, Protection::Plain(ring_plain)),
             (false, Protection::Sealed(&keys, ring_sealed_128)),
             (true, Protection::Sealed(&keys, relay_sealed_128)),
+            (true, Protection::Sealed(&keys, relay_short_128)),
         ] {
             if relay && collective == Exchange {
                 continue;
