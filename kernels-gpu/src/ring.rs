@@ -311,7 +311,7 @@ unsafe fn diagonals<W: Wire>(block: &Block, wire: &mut W) {
         return;
     }
     let share = Share::of::<W>(params);
-    if share.number >= share.sharers {
+    if share.first >= params.records || share.number >= share.sharers {
         return;
     }
     let own_records = (params.records - share.first).div_ceil(thread::grid_size());
@@ -344,12 +344,11 @@ struct Share {
 }
 
 impl Share {
-    /// This block's; with a `number` of `sharers` or more it has none. There are records.
+    /// This block's. There are records; without any of `first`, or with a `number` of `sharers` or more, it has none.
     #[inline(always)]
     fn of<W: Wire>(params: &RingParams) -> Self {
         if !W::SHARES {
-            let first = thread::block_index();
-            return Share { first, number: (first >= params.records) as u32, sharers: 1 };
+            return Share { first: thread::block_index(), number: 0, sharers: 1 };
         }
         let (block, records) = (bits::opaque(thread::block_index()), params.records);
         Share {
