@@ -96,7 +96,7 @@ impl NcclCommunicator {
         let own = agreed(&offers, rank).and_then(|(blocks, id)| {
             let mut gpu_rank = GpuRank::new(&module, rank, ranks, blocks, &options)?;
             // Later, loading could have to wait for NCCL's kernels, and they for a rank that stays away.
-            gpu_rank.load(false)?;
+            gpu_rank.load(false, true)?;
             let outgoing = outgoing(&mut gpu_rank, rank, ranks)?;
             let alarm = (Stream::new(device)?, HostBuffer::new(device, 4)?);
             Ok((Vec::new(), (gpu_rank, outgoing, alarm, id)))
