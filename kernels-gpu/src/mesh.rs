@@ -22,7 +22,7 @@
 //! and hence completed s. A whole all-reduce's result depends on every rank's vector, so that nobody can; in the other
 //! collectives each rank tells all others that it has started ([`started_at`]), and waits until it has been told by all.
 
-use crate::device::{self, Quad, global, thread};
+use crate::device::{self, Quad, global, thread, warp};
 use crate::params::SHARED_BASE;
 use crate::reduce::{Reduction, combine_wide, is_narrow, rounded, widened};
 use crate::ring::{
@@ -276,6 +276,8 @@ unsafe fn advance<W: Wire>(block: &Block, mesh: &Mesh, wire: &mut W, step: &Step
             }
         }
     }
+    // As in the ring: without it `mesh_plain_any` counted twice, and never ended.
+    warp::sync();
     true
 }
 

@@ -401,6 +401,9 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
             }
         }
     }
+    // The warp together again: ptxas has been seen to count the loop that calls this in a uniform register, once for each part
+    // of a warp that comes by alone.
+    warp::sync();
     true
 }
 
