@@ -516,12 +516,26 @@ impl GpuRank {
             )));
         }
         let chunk = plan.longest_chunk();
-        let record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
+        let common = request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32)));
+        let mut record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
+        if common && self.shares_steps() {
+            record_bytes = shared_record_bytes(record_bytes);
+        }
         let records = records_of(chunk, record_bytes);
         self.prepare_steps(plan, chunk, records)?;
-        let common = request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32)));
         self.load(common, common && is_short(record_bytes))?;
         Ok(Ready { request, count, dtype, plan, part: Part::Whole, chunk, record_bytes, records })
+    }
+
+    /// Whether the common reductions of short records, of the length that this rank chooses, are done by blocks that share a
+    /// record's steps.
+    fn shares_steps(&self) -> bool {
+        let options = &self.options;
+        self.short.is_some()
+            && self.exchange.is_none()
+            && self.keystream.is_none()
+            && options.record_bytes.is_none()
+            && options.launch != LaunchForm::PerStep
     }
 
     /// Loads the kernels for the common reductions, or for all; and those for short records.
@@ -1023,6 +1037,15 @@ fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
 /// Whether records of so many bytes are those of the kernels for short ones.
 fn is_short(record_bytes: usize) -> bool {
     record_bytes <= LONGEST_SHORT_RECORD as usize
+}
+
+/// Where blocks may share a record's steps, a record of so many bytes is better twice as long, by two blocks, up to a tile:
+/// less time goes to what each record costs.
+fn shared_record_bytes(record_bytes: usize) -> usize {
+    match 2 * record_bytes {
+        twice if record_bytes > SHORTEST_RECORD && is_short(twice) => twice,
+        _ => record_bytes,
+    }
 }
 
 /// Bytes of a record of a collective, of a rank with or without an exchange's kernels.
