@@ -30,6 +30,17 @@ pub struct KeystreamAhead {
 }
 
 impl KeystreamAhead {
+    /// Whether keystream made ahead shortens an iteration of a training whose all-reduces take `sm_budget` of a GPU's
+    /// `multiprocessors` ([`GpuOptions::sm_budget`](super::GpuOptions::sm_budget)): if they are at most a quarter.
+    ///
+    /// Measured with exchanges between two H200s beside BERT-Large's products, whatever the key's length: it pays on 16 and 32 of
+    /// 132 multiprocessors, and costs on 64 and 132 (`docs/timeline.md`). There keystream is made beside the products; a GPU that
+    /// idles between iterations can gain with more. Rings, and ranks that share a GPU, were not measured.
+    #[must_use]
+    pub fn pays(sm_budget: Option<u32>, multiprocessors: u32) -> bool {
+        sm_budget.is_some_and(|budget| budget <= multiprocessors / 4)
+    }
+
     /// # Errors
     /// [`Error::InvalidArgument`] for impossible options.
     pub(super) fn check(&self) -> Result<()> {
@@ -268,5 +279,21 @@ impl Ahead {
     /// Whether no keystream is left in its memory.
     pub(super) fn is_blank(&self) -> Result<bool> {
         self.maker.memory.is_blank()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As each number of multiprocessors in `docs/timeline.md` was measured.
+    #[test]
+    fn keystream_pays_for_few_multiprocessors() {
+        for (budget, pays) in
+            [(Some(16), true), (Some(32), true), (Some(64), false), (Some(132), false), (None, false)]
+        {
+            assert_eq!(KeystreamAhead::pays(budget, 132), pays, "{budget:?} of 132");
+        }
+        assert!(KeystreamAhead::pays(Some(33), 132) && !KeystreamAhead::pays(Some(34), 132));
     }
 }

@@ -52,7 +52,7 @@ pub struct GpuOptions {
     /// Bytes that a key may encrypt before the next epoch begins. One collective must fit.
     pub key_bytes: u64,
     /// Keystream that [`Collectives::make_keystream`] may make ahead of time: for sealed rings, and exchanges of two ranks, of
-    /// one launch.
+    /// one launch. [`KeystreamAhead::pays`] says where that shortens a training's iterations.
     pub keystream: Option<KeystreamAhead>,
 }
 
