@@ -306,7 +306,7 @@ enum ringseal_transport
   RINGSEAL_TRANSPORT_PEER = 0,
   /**
    * NCCL's send and receive, for ranks with a GPU each on any machines that NCCL reaches. libnccl.so.2 is loaded when it
-   * is first used. Not yet run over two GPUs.
+   * is first used. Not yet run over two GPUs from C, nor on several machines; from Rust on two H200s of one machine.
    */
   RINGSEAL_TRANSPORT_NCCL = 1,
 };

@@ -113,7 +113,7 @@ impl GpuNodes {
     /// As [`Self::join`], with rails over NCCL, whose records the GPUs seal and open where they are: each rank has a GPU of its
     /// own. `rail_options` are those of the rails, but for the longest vector, which is what a rail has of `options`'.
     ///
-    /// Not yet run on GPUs.
+    /// Run on two H200s of one machine, as nodes of one rank each; not with more ranks in a node, nor on several machines.
     ///
     /// # Errors
     /// As [`GpuCommunicator::new`] and [`NcclCommunicator::new`].

@@ -291,7 +291,8 @@ class GpuCommunicator:
 
     With ``transport`` "peer" the processes are of one machine, each with a GPU or a share of one. With "nccl" they are on any
     machines that NCCL reaches, each with a GPU of its own: ask :meth:`outcome` without waiting for the stream, which waits
-    for ever for a rank that stays away; :meth:`outcome` gives up after the timeout. Not yet run on two GPUs.
+    for ever for a rank that stays away; :meth:`outcome` gives up after the timeout. Not yet run on two GPUs
+    from Python, nor on several machines; from Rust on two H200s of one machine.
     """
 
     def __init__(

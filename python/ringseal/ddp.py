@@ -68,10 +68,11 @@ class SealedState:
         With ``device``, a GPU, all-reduces of tensors on it are done by GPUs; mailboxes take four times ``max_bytes`` of its
         memory, and longer buckets are reduced in parts of that length. The GPUs must be of one machine, unless ``transport`` is
         "nccl", with which each rank has a GPU of its own on any machine that NCCL reaches, and ``node_ranks`` may say how many
-        ranks a machine has: see :class:`GpuCommunicator`. Not yet run on two GPUs.
+        ranks a machine has: see :class:`GpuCommunicator`, which also says what was run.
 
         With ``keystream`` too, which keeps it for that many buckets of that length, the GPU makes the next iteration's
-        keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md.
+        keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md, also for
+        when that pays. Not yet run on a GPU.
         """
         if keystream is not None and device is None:
             raise ValueError("keystream is made ahead of time by GPUs: give a device")
