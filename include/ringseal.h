@@ -437,6 +437,11 @@ typedef struct ringseal_options {
    * Default: there are no nodes.
    */
   size_t node_ranks;
+  /**
+   * Of a GPU communicator: multiprocessors that a rank's collectives may take, so that what computes beside them has the
+   * others. Default: all. The rank with the fewest decides for all.
+   */
+  size_t sm_budget;
 } ringseal_options;
 
 /**

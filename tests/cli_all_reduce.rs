@@ -195,9 +195,11 @@ fn keystream_is_refused_where_no_kernel_takes_it() {
 
 #[test]
 fn what_only_gpus_do_is_refused_on_a_cpu() {
-    for (arguments, words) in
-        [(&["--launch", "step"][..], "nothing is launched on a CPU"), (&["--breakdown"], "--backend cuda")]
-    {
+    for (arguments, words) in [
+        (&["--launch", "step"][..], "nothing is launched on a CPU"),
+        (&["--breakdown"], "--backend cuda"),
+        (&["--sm", "8"], "no multiprocessors"),
+    ] {
         fails(&all_reduce(arguments), 2, &[words]);
     }
 }

@@ -140,12 +140,17 @@ pub struct GroupOptions {
     /// node_ranks. All-reduces sum inside nodes first, as RINGSEAL_TRANSPORT_PEER does, and then between them by NCCL.
     /// Default: there are no nodes.
     pub node_ranks: usize,
+    /// Of a GPU communicator: multiprocessors that a rank's collectives may take, so that what computes beside them has the
+    /// others. Default: all. The rank with the fewest decides for all.
+    pub sm_budget: usize,
 }
 
 /// Of `GroupOptions` before it had keystream: a program that was compiled then gives no more.
 const OPTIONS_WITHOUT_KEYSTREAM: usize = offset_of!(GroupOptions, keystream_collectives);
 /// And before it had transports.
 const OPTIONS_WITHOUT_TRANSPORT: usize = offset_of!(GroupOptions, transport);
+/// And before it had a limit of multiprocessors.
+const OPTIONS_WITHOUT_SM_BUDGET: usize = offset_of!(GroupOptions, sm_budget);
 
 /// Gathers `bytes` bytes of every rank at every rank: gives `message`, and fills `gathered`, `bytes` times the number of
 /// ranks, in the order of the ranks. MPI_Allgather does just this. `bytes` is RINGSEAL_GATHER_BYTES on all ranks and in
@@ -225,12 +230,18 @@ unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
         keystream_makers: 0,
         transport: 0,
         node_ranks: 0,
+        sm_budget: 0,
     };
     if !given.is_null() {
         // SAFETY: the caller's contract; the first field is there in any case.
         let bytes = *unsafe { argument::reference("options", given.cast::<usize>())? };
         // Longer ones come with later versions, which will take these lengths too.
-        let lengths = [OPTIONS_WITHOUT_KEYSTREAM, OPTIONS_WITHOUT_TRANSPORT, size_of::<GroupOptions>()];
+        let lengths = [
+            OPTIONS_WITHOUT_KEYSTREAM,
+            OPTIONS_WITHOUT_TRANSPORT,
+            OPTIONS_WITHOUT_SM_BUDGET,
+            size_of::<GroupOptions>(),
+        ];
         if !lengths.contains(&bytes) {
             return Err(Failure::argument(format!(
                 "options->struct_bytes is {bytes}: set it to sizeof(ringseal_options), here {}",
@@ -251,12 +262,7 @@ pub(crate) unsafe fn keystream(given: *const GroupOptions) -> Result<Option<Keys
     // SAFETY: the caller's contract.
     let all = unsafe { read(given)? };
     let (collectives, bytes) = (all.keystream_collectives, all.keystream_bytes);
-    let makers = match all.keystream_makers {
-        0 => None,
-        makers => Some(u32::try_from(makers).map_err(|_| {
-            Failure::argument(format!("options->keystream_makers is {makers}: no GPU has so many"))
-        })?),
-    };
+    let makers = multiprocessors("keystream_makers", all.keystream_makers)?;
     match (collectives, bytes, makers) {
         (0, 0, None) => Ok(None),
         (0, ..) | (_, 0, _) => Err(Failure::argument(format!(
@@ -265,6 +271,25 @@ pub(crate) unsafe fn keystream(given: *const GroupOptions) -> Result<Option<Keys
         ))),
         _ => Ok(Some(KeystreamAhead { collectives, bytes, makers })),
     }
+}
+
+/// How many multiprocessors a field says, if any.
+fn multiprocessors(field: &str, number: usize) -> Result<Option<u32>, Failure> {
+    match number {
+        0 => Ok(None),
+        some => u32::try_from(some).map(Some).map_err(|_| {
+            Failure::argument(format!("options->{field} is {some}: no GPU has so many multiprocessors"))
+        }),
+    }
+}
+
+/// The multiprocessors that a rank may take, if they are limited.
+///
+/// # Safety
+/// As [`options`].
+pub(crate) unsafe fn sm_budget(given: *const GroupOptions) -> Result<Option<u32>, Failure> {
+    // SAFETY: the caller's contract.
+    multiprocessors("sm_budget", unsafe { read(given)? }.sm_budget)
 }
 
 /// What carries records between processes.
@@ -298,6 +323,9 @@ unsafe fn host_options(given: *const GroupOptions) -> Result<(Options, IpAddr), 
     // SAFETY: the caller's contract.
     unsafe {
         match carrier(given)? {
+            Carrier::Peer if sm_budget(given)?.is_some() => {
+                Err(Failure::argument("options->sm_budget is for ringseal_gpu_communicator_create()"))
+            }
             Carrier::Peer => options(given),
             _ => Err(Failure::argument("options->transport is for ringseal_gpu_communicator_create()")),
         }

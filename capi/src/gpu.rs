@@ -11,7 +11,7 @@ use ringseal::cuda::{
 
 use crate::argument;
 use crate::communicator::{
-    Callback, Carrier, Gather, GroupOptions, carrier, check_ranks, keystream, options, secret,
+    Callback, Carrier, Gather, GroupOptions, carrier, check_ranks, keystream, options, secret, sm_budget,
 };
 use crate::status::{Failure, Status, guard, release};
 
@@ -52,13 +52,14 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, secret, (options, host), keystream, carrier, chosen) = unsafe {
+        let (out, secret, (options, host), keystream, sm_budget, carrier, chosen) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
             // The GPU's default is not the CPU's.
             let chosen = !group_options.is_null() && (*group_options).schedule != 0;
             let (options, keystream) = (options(group_options)?, keystream(group_options)?);
-            (out, secret(secret_bytes)?, options, keystream, carrier(group_options)?, chosen)
+            let (sm_budget, carrier) = (sm_budget(group_options)?, carrier(group_options)?);
+            (out, secret(secret_bytes)?, options, keystream, sm_budget, carrier, chosen)
         };
         let gather = gather.ok_or_else(|| Failure::argument("gather is null"))?;
         check_ranks(ranks)?;
@@ -85,6 +86,7 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
             timeout: options.timeout,
             key_bytes: options.key_bytes,
             keystream,
+            sm_budget,
             ..GpuOptions::default()
         };
         let bootstrap = Box::new(Callback { gather, user, ranks, host });

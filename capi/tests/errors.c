@@ -213,6 +213,14 @@ static void creation(void) {
     FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
     carried.struct_bytes = offsetof(ringseal_options, transport);
     FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 4, 9999, 1024, &carried, only_me, NULL, &gpu));
+    ringseal_options few = {.struct_bytes = sizeof few, .sm_budget = 16};
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &few, only_me, NULL, &gpu));
+    FAILS(INVALID_ARGUMENT, ringseal_communicator_create(secret, 0, 1, &few, only_me, NULL, &alone));
+    CHECK(strstr(ringseal_last_error(), "sm_budget"));
+    few.sm_budget = (size_t)1 << 32;
+    FAILS(INVALID_ARGUMENT, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &few, only_me, NULL, &gpu));
+    few.struct_bytes = offsetof(ringseal_options, sm_budget);
+    FAILS(NO_DEVICE, ringseal_gpu_communicator_create(secret, 0, 2, 9999, 1024, &few, only_me, NULL, &gpu));
     size_t made = 0;
     uint32_t misses = 0;
     FAILS(INVALID_ARGUMENT, ringseal_gpu_make_keystream(NULL, &made, 1, &made));

@@ -8,7 +8,7 @@ mod keystream;
 mod membership;
 
 use std::io::{self, Write};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, ValueEnum};
@@ -57,6 +57,10 @@ pub(crate) struct Arguments {
     /// Where the ranks are: cuda puts one on each GPU in turn, cpu all on the CPU; auto takes GPUs that can do it.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
+    /// On GPUs, multiprocessors that a rank may take, so that others have work for computation beside it [default: all,
+    /// shared by the ranks on a GPU].
+    #[arg(long, value_name = "N")]
+    sm: Option<NonZeroU32>,
     /// On GPUs, how collectives are launched: persistent (one kernel a rank, whose blocks must all be resident at once),
     /// step (a kernel for each step, none of which waits for another), or auto (persistent where it can be).
     #[arg(long, value_name = "FORM", value_enum)]
@@ -190,6 +194,7 @@ impl Job {
             chains,
             record,
             backend,
+            sm,
             launch,
             benchmark,
             files,
@@ -222,6 +227,7 @@ impl Job {
         let membership = Membership::new(membership, ranks)?;
         let setup = Setup::new(ranks, algo, crypto, structure, record, backend, membership)?
             .launched(launch)?
+            .limited(sm.map(NonZeroU32::get))?
             .prepared(benchmark.keystream)?;
         if let Some(output) = output {
             return Ok(Self::Files { setup, op, inputs, output });

@@ -71,9 +71,12 @@ def _options(
     keystream: KeystreamAhead | None = None,
     transport: str = "peer",
     node_ranks: int | None = None,
+    sm_budget: int | None = None,
 ) -> Options:
     if node_ranks is not None and node_ranks < 1:
         raise ValueError(f"nodes of {node_ranks} ranks")
+    if sm_budget is not None and not 0 < sm_budget < 1 << 32:
+        raise ValueError(f"sm_budget {sm_budget}: give a positive number of multiprocessors, or None for all")
     kept = {}
     if keystream is not None:
         kept = {
@@ -91,6 +94,7 @@ def _options(
         host=host.encode(),
         transport=code("transport", _TRANSPORTS, transport),
         node_ranks=node_ranks or 0,
+        sm_budget=sm_budget or 0,
         **kept,
     )
 
@@ -310,6 +314,7 @@ class GpuCommunicator:
         keystream: KeystreamAhead | None = None,
         transport: str = "peer",
         node_ranks: int | None = None,
+        sm_budget: int | None = None,
     ) -> None:
         """Joins as rank ``rank`` of ``ranks`` on the GPU numbered ``device``. No vector is longer than ``max_bytes``.
 
@@ -320,8 +325,13 @@ class GpuCommunicator:
         (``libnccl.so.2``) it raises :class:`UnsupportedError`; two ranks on one GPU are a :class:`ValueError`. With
         ``node_ranks`` too, rank r is in node r // ``node_ranks``; all-reduces, the only collectives then, sum inside nodes as
         "peer" does and between them by NCCL, and return when they are done.
+
+        ``sm_budget`` is how many multiprocessors a collective may take, so that what computes beside it has the others; the rank
+        with the fewest decides for all.
         """
-        options = _options(protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream, transport, node_ranks)
+        options = _options(
+            protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream, transport, node_ranks, sm_budget
+        )
         if not 0 <= rank < ranks < 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")
         self._rank, self._ranks, self._transport = rank, ranks, transport

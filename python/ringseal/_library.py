@@ -86,6 +86,7 @@ class Options(ctypes.Structure):
         ("keystream_makers", c_size_t),
         ("transport", c_uint32),
         ("node_ranks", c_size_t),
+        ("sm_budget", c_size_t),
     ]
 
 

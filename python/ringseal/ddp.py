@@ -58,6 +58,7 @@ class SealedState:
         keystream: KeystreamAhead | None = None,
         transport: str = "peer",
         node_ranks: int | None = None,
+        sm_budget: int | None = None,
     ) -> None:
         """Joins the other ranks of ``process_group`` (the default one if None), all of which must do so.
 
@@ -68,7 +69,8 @@ class SealedState:
         With ``device``, a GPU, all-reduces of tensors on it are done by GPUs; mailboxes take four times ``max_bytes`` of its
         memory, and longer buckets are reduced in parts of that length. The GPUs must be of one machine, unless ``transport`` is
         "nccl", with which each rank has a GPU of its own on any machine that NCCL reaches, and ``node_ranks`` may say how many
-        ranks a machine has: see :class:`GpuCommunicator`, which also says what was run.
+        ranks a machine has: see :class:`GpuCommunicator`, which also says what was run. ``sm_budget`` leaves the other
+        multiprocessors to the backward pass.
 
         With ``keystream`` too, which keeps it for that many buckets of that length, the GPU makes the next iteration's
         keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md, also for
@@ -76,8 +78,8 @@ class SealedState:
         """
         if keystream is not None and device is None:
             raise ValueError("keystream is made ahead of time by GPUs: give a device")
-        if (transport, node_ranks) != ("peer", None) and device is None:
-            raise ValueError("transport and node_ranks are of GPUs: give a device")
+        if (transport, node_ranks, sm_budget) != ("peer", None, None) and device is None:
+            raise ValueError("transport, node_ranks and sm_budget are of GPUs: give a device")
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
 
         def gather(message: bytes, _timeout: float) -> list[bytes]:
@@ -95,7 +97,7 @@ class SealedState:
             self._gpu = GpuCommunicator(
                 secret, rank, ranks, gather, device=device.index or 0, max_bytes=max_bytes,
                 protection=protection, schedule=schedule, timeout=timeout, keystream=keystream,
-                transport=transport, node_ranks=node_ranks,
+                transport=transport, node_ranks=node_ranks, sm_budget=sm_budget,
             )
             if keystream is not None:
                 self._foresight = Foresight(self._gpu, max_bytes)

@@ -116,7 +116,7 @@ def an_iteration_ends_with_its_last_bucket(rank, device):
     assert ends.count(True) == 2 and ends[-1], "two iterations"
     with pytest.raises(ValueError, match="give a device"):
         SealedState(SECRET, keystream=KeystreamAhead(1, 1))
-    for options in ({"transport": "nccl"}, {"node_ranks": 2}):
+    for options in ({"transport": "nccl"}, {"node_ranks": 2}, {"sm_budget": 16}):
         with pytest.raises(ValueError, match="give a device"):
             SealedState(SECRET, **options)
     state.close()

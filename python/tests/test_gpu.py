@@ -43,6 +43,7 @@ def test_what_a_transport_refuses_without_a_gpu():
         ({"node_ranks": 2}, "node_ranks"),
         ({"transport": "nccl", "node_ranks": 3}, "node_ranks"),
         ({"transport": "nccl", "node_ranks": 0}, "nodes of 0"),
+        ({"sm_budget": 0}, "sm_budget 0"),
         ({"transport": "nccl", "keystream": ringseal.KeystreamAhead(1, 1024)}, "keystream"),
     ):
         with pytest.raises(ValueError, match=complaint):

@@ -75,6 +75,8 @@ pub(super) struct Setup {
     structure: Structure,
     record_bytes: Option<usize>,
     launch: LaunchForm,
+    /// Multiprocessors that a rank on a GPU may take.
+    sm_budget: Option<u32>,
     /// Whether the keystream of all-reduces is made before they begin.
     keystream: bool,
     /// When this process is one rank of them.
@@ -157,6 +159,7 @@ impl Setup {
             structure,
             record_bytes,
             launch,
+            sm_budget: None,
             keystream: false,
             membership,
         })
@@ -172,6 +175,22 @@ impl Setup {
             }
             (Home::Process(_), _) => {
                 Err(Failure::Input("--launch: nothing is launched on a CPU; use --backend cuda".into()))
+            }
+        }
+    }
+
+    /// The same on no more than so many multiprocessors a rank, if it is said.
+    pub(super) fn limited(self, sm_budget: Option<u32>) -> Outcome<Self> {
+        if sm_budget.is_none() {
+            return Ok(self);
+        }
+        match (&self.home, self.structure) {
+            (Home::Gpus(_), Structure::Fused) => Ok(Self { sm_budget, ..self }),
+            (Home::Gpus(_), Structure::Seed { .. }) => {
+                Err(Failure::Input("--sm: the kernels of --crypto seed take what they need".into()))
+            }
+            (Home::Process(_), _) => {
+                Err(Failure::Input("--sm: a CPU has no multiprocessors; use --backend cuda".into()))
             }
         }
     }
@@ -345,6 +364,7 @@ impl Setup {
             algorithm,
             max_bytes,
             record_bytes,
+            sm_budget: self.sm_budget,
             launch: self.launch,
             timeout,
             keystream,
