@@ -6,55 +6,10 @@
  *     cargo build --release -p ringseal-capi
  *     cc -Iinclude examples/c/gpu_copy.c -o gpu_copy -Ltarget/release -lringseal_c -ldl
  *     LD_LIBRARY_PATH=target/release ./gpu_copy
- *
- * So that it compiles everywhere, it declares what it needs of the CUDA driver API and loads it; with the CUDA runtime,
- * the memory would come from cudaMalloc() and the stream from cudaStreamCreate().
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ringseal.h"
 
-typedef unsigned long long address; /* CUdeviceptr */
-
-static int (*cuInit)(unsigned);
-static int (*cuDevicePrimaryCtxRetain)(void **, int);
-static int (*cuCtxSetCurrent)(void *);
-static int (*cuStreamCreate)(void **, unsigned);
-static int (*cuMemAlloc)(address *, size_t);
-static int (*cuMemsetD8Async)(address, unsigned char, size_t, void *);
-static int (*cuMemcpyDtoH)(void *, address, size_t);
-
-static void load_driver(void) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    const struct { void *place; const char *name; } functions[] = {
-        {&cuInit, "cuInit"},
-        {&cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
-        {&cuCtxSetCurrent, "cuCtxSetCurrent"},
-        {&cuStreamCreate, "cuStreamCreate"},
-        {&cuMemAlloc, "cuMemAlloc_v2"},
-        {&cuMemsetD8Async, "cuMemsetD8Async"},
-        {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
-    };
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = driver ? dlsym(driver, functions[i].name) : NULL;
-        if (!function) {
-            fprintf(stderr, "no %s in libcuda.so.1\n", functions[i].name);
-            exit(1);
-        }
-        memcpy(functions[i].place, &function, sizeof function);
-    }
-}
-
-#define EXPECT(condition)                                                                                    \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, ringseal_last_error()); \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
+#include "cuda_driver.h"
 
 /* A real one comes from the system's random numbers, or from what the two sides attested to each other. */
 static const uint8_t SECRET[RINGSEAL_SECRET_BYTES] = {1, 2, 3};

@@ -5,57 +5,10 @@
  *     cargo build --release -p ringseal-capi
  *     cc -Iinclude examples/c/gpu_seal.c -o gpu_seal -Ltarget/release -lringseal_c -ldl
  *     LD_LIBRARY_PATH=target/release ./gpu_seal
- *
- * So that it compiles everywhere, it declares what it needs of the CUDA driver API and loads it; with the CUDA runtime,
- * the memory would come from cudaMalloc() and the stream from cudaStreamCreate().
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ringseal.h"
 
-typedef unsigned long long address; /* CUdeviceptr */
-
-static int (*cuInit)(unsigned);
-static int (*cuDevicePrimaryCtxRetain)(void **, int);
-static int (*cuCtxSetCurrent)(void *);
-static int (*cuStreamCreate)(void **, unsigned);
-static int (*cuStreamSynchronize)(void *);
-static int (*cuMemAlloc)(address *, size_t);
-static int (*cuMemcpyHtoD)(address, const void *, size_t);
-static int (*cuMemcpyDtoH)(void *, address, size_t);
-
-static void load_driver(void) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    const struct { void *place; const char *name; } functions[] = {
-        {&cuInit, "cuInit"},
-        {&cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
-        {&cuCtxSetCurrent, "cuCtxSetCurrent"},
-        {&cuStreamCreate, "cuStreamCreate"},
-        {&cuStreamSynchronize, "cuStreamSynchronize"},
-        {&cuMemAlloc, "cuMemAlloc_v2"},
-        {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"},
-        {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
-    };
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = driver ? dlsym(driver, functions[i].name) : NULL;
-        if (!function) {
-            fprintf(stderr, "no %s in libcuda.so.1\n", functions[i].name);
-            exit(1);
-        }
-        memcpy(functions[i].place, &function, sizeof function);
-    }
-}
-
-#define EXPECT(condition)                                                                                    \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, ringseal_last_error()); \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
+#include "cuda_driver.h"
 
 /* Test case 16 of McGrew and Viega, "The Galois/Counter Mode of Operation (GCM)": AES-256, additional data. */
 static const uint8_t KEY[32] = {0xfe, 0xff, 0xe9, 0x92, 0x86, 0x65, 0x73, 0x1c, 0x6d, 0x6a, 0x8f, 0x94, 0x67, 0x30, 0x83, 0x08,
