@@ -176,6 +176,65 @@ pub(crate) struct Sealed<
     pub(crate) turn: u32,
 }
 
+/// The headers of the record that a step opens and of the one that it seals.
+#[inline(always)]
+pub(crate) fn headers(call: Call, block: &Block, step: &Step, record: &Record) -> [Header; 2] {
+    let sealed = Header {
+        call,
+        // Signals count from 1, as memory begins with zeros.
+        sequence: block.sequence - 1,
+        sender: block.params.rank,
+        step: step.sends,
+        record: record.index,
+        last: record.last,
+    };
+    [Header { sender: step.sealed_by, step: step.sealed_in, ..sealed }, sealed]
+}
+
+/// Where a record lies, in units or quads from addresses that are parameters: four addresses would be eight registers.
+pub(crate) struct Places<'a> {
+    ring: &'a RingParams,
+    vector_units: u32,
+    inbox_quads: u32,
+    outbox_quads: u32,
+}
+
+impl<'a> Places<'a> {
+    #[inline(always)]
+    pub(crate) fn of(ring: &'a RingParams, record: &Record) -> Self {
+        Places {
+            ring,
+            vector_units: ((record.input - ring.input) >> ring.unit.trailing_zeros()) as u32,
+            inbox_quads: ((record.inbox - ring.inbox) / 16) as u32,
+            outbox_quads: ((record.outbox - ring.outbox) / 16) as u32,
+        }
+    }
+
+    /// As [`Record::input`].
+    #[inline(always)]
+    pub(crate) fn input(&self) -> u64 {
+        self.ring.input + self.ring.unit as u64 * bits::opaque(self.vector_units) as u64
+    }
+
+    /// As [`Record::output`].
+    #[inline(always)]
+    pub(crate) fn output(&self) -> u64 {
+        self.ring.output + self.ring.unit as u64 * bits::opaque(self.vector_units) as u64
+    }
+
+    /// As [`Record::inbox`].
+    #[inline(always)]
+    pub(crate) fn inbox(&self) -> u64 {
+        self.ring.inbox + 16 * bits::opaque(self.inbox_quads) as u64
+    }
+
+    /// As [`Record::outbox`].
+    #[inline(always)]
+    pub(crate) fn outbox(&self) -> u64 {
+        self.ring.outbox + 16 * bits::opaque(self.outbox_quads) as u64
+    }
+}
+
 /// The key stream of one thread's blocks of a record.
 #[derive(Clone, Copy)]
 pub(crate) struct Stream<const ROUNDS: usize> {
@@ -567,16 +626,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         let (actions, bytes) = (step.actions, record.bytes);
         let opens = actions & RECEIVE != 0;
         let seals = actions & (SEND | FORWARD) == SEND;
-        let header = Header {
-            call: params.call,
-            // Signals count from 1, as memory begins with zeros.
-            sequence: block.sequence - 1,
-            sender: block.params.rank,
-            step: step.sends,
-            record: record.index,
-            last: record.last,
-        };
-        let header_in = Header { sender: step.sealed_by, step: step.sealed_in, ..header };
+        let [header_in, header] = headers(params.call, block, step, record);
 
         let blocks = bytes.div_ceil(16);
         let tiles = blocks.div_ceil(TILE);
@@ -652,21 +702,13 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 && tile * TILE >= pad
                 && (tile + 1 < tiles || tile + 1 == tiles && bytes.is_multiple_of(16))
         };
-        // Where the record lies, in units or quads from addresses that are parameters: four addresses would be eight registers.
-        let ring = &params.ring;
-        let vector_units = ((record.input - ring.input) >> ring.unit.trailing_zeros()) as u32;
-        let inbox_quads = ((record.inbox - ring.inbox) / 16) as u32;
-        let outbox_quads = ((record.outbox - ring.outbox) / 16) as u32;
-        let input = || ring.input + ring.unit as u64 * bits::opaque(vector_units) as u64;
-        let output = || ring.output + ring.unit as u64 * bits::opaque(vector_units) as u64;
-        let inbox = || ring.inbox + 16 * bits::opaque(inbox_quads) as u64;
-        let outbox = || ring.outbox + 16 * bits::opaque(outbox_quads) as u64;
+        let place = Places::of(&params.ring, record);
         // What a tile begins with: of the received record, else of the vector.
         // SAFETY: places in the record, or none.
         let load = |at: i32, whole: bool| unsafe {
             match opens {
-                true => load_received(inbox(), [at, at + APART], bytes, whole),
-                false => load_local(input(), [at, at + APART], bytes, whole),
+                true => load_received(place.inbox(), [at, at + APART], bytes, whole),
+                false => load_local(place.input(), [at, at + APART], bytes, whole),
             }
         };
         let mut tile = 0;
@@ -690,7 +732,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 let mut local = [[0; 4]; 2];
                 if actions & REDUCE != 0 {
                     // SAFETY: places in the record, or none.
-                    local = unsafe { load_local(input(), places, bytes, whole_tile) };
+                    local = unsafe { load_local(place.input(), places, bytes, whole_tile) };
                 }
                 // Before the key stream, which leaves no registers for the counts.
                 // SAFETY: all threads of the block run this loop alike; the additional data are stored.
@@ -700,7 +742,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 }
                 if actions & FORWARD != 0 {
                     // SAFETY: places in the record, or none.
-                    unsafe { store_sent(outbox(), places, bytes, whole_tile, received) };
+                    unsafe { store_sent(place.outbox(), places, bytes, whole_tile, received) };
                 }
                 if !PADDED && busy {
                     key_stream = stream_in.key_stream(tables, opener, at);
@@ -724,7 +766,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             }
             if actions & STORE != 0 {
                 // SAFETY: as above.
-                unsafe { store_local(output(), places, bytes, whole_tile, values) };
+                unsafe { store_local(place.output(), places, bytes, whole_tile, values) };
             }
             if seals {
                 if !PADDED && busy {
@@ -736,7 +778,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 }
                 // SAFETY: as above.
                 unsafe {
-                    store_sent(outbox(), places, bytes, whole_tile, sent);
+                    store_sent(place.outbox(), places, bytes, whole_tile, sent);
                     let text = if whole_tile { sent } else { with_associated_data(aad_out, at, sent) };
                     chains_out.take(text, self.own_matrices);
                 }

@@ -11,9 +11,9 @@ use crate::ghash::{Chains, TILE, block_of};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Header};
 use crate::ring::{Block, Record, Wire, collective, finished, reduced};
 use crate::sealed::{
-    APART, ASSOCIATED, MASKS, SEALED_SHARED, Sealed, SealedRingParams, Stream, TAGS, TAGS_BYTES, VERDICT,
-    any_sender, associated_data, inside, load_local, load_received, store_associated_data, store_local,
-    store_sent, with_associated_data,
+    APART, ASSOCIATED, MASKS, Places, SEALED_SHARED, Sealed, SealedRingParams, Stream, TAGS, TAGS_BYTES,
+    VERDICT, any_sender, associated_data, headers, inside, load_local, load_received, store_associated_data,
+    store_local, store_sent, with_associated_data,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -58,16 +58,7 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
         let (actions, bytes) = (step.actions, record.bytes);
         let opens = actions & RECEIVE != 0;
         let seals = actions & (SEND | FORWARD) == SEND;
-        let header = Header {
-            call: params.call,
-            // Signals count from 1, as memory begins with zeros.
-            sequence: block.sequence - 1,
-            sender: block.params.rank,
-            step: step.sends,
-            record: record.index,
-            last: record.last,
-        };
-        let header_in = Header { sender: step.sealed_by, step: step.sealed_in, ..header };
+        let [header_in, header] = headers(params.call, block, step, record);
 
         let pad = TILE - bytes.div_ceil(16);
         // Not to be computed once for all records: it would take registers all along.
@@ -111,26 +102,18 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
         }
         let mut chains_in = Chains::new([0; 4]);
         let mut chains_out = Chains::new([0; 4]);
-        // Where the record lies, in units or quads from addresses that are parameters: four addresses would be eight registers.
-        let ring = &params.ring;
-        let vector_units = ((record.input - ring.input) >> ring.unit.trailing_zeros()) as u32;
-        let inbox_quads = ((record.inbox - ring.inbox) / 16) as u32;
-        let outbox_quads = ((record.outbox - ring.outbox) / 16) as u32;
-        let input = || ring.input + ring.unit as u64 * bits::opaque(vector_units) as u64;
-        let output = || ring.output + ring.unit as u64 * bits::opaque(vector_units) as u64;
-        let inbox = || ring.inbox + 16 * bits::opaque(inbox_quads) as u64;
-        let outbox = || ring.outbox + 16 * bits::opaque(outbox_quads) as u64;
+        let place = Places::of(&params.ring, record);
         // SAFETY: all threads of the block come here alike; the additional data are stored; places in the record, or none.
         unsafe {
             let mut values;
             if opens {
-                let received = load_received(inbox(), places, bytes, false);
+                let received = load_received(place.inbox(), places, bytes, false);
                 let mut local = [[0; 4]; 2];
                 if actions & REDUCE != 0 {
-                    local = load_local(input(), places, bytes, false);
+                    local = load_local(place.input(), places, bytes, false);
                 }
                 if actions & FORWARD != 0 {
-                    store_sent(outbox(), places, bytes, false, received);
+                    store_sent(place.outbox(), places, bytes, false, received);
                 }
                 values = [xor(received[0], key_stream_in[0]), xor(received[1], key_stream_in[1])];
                 if actions & REDUCE != 0 {
@@ -144,20 +127,20 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
                 }
                 chains_in.take(with_associated_data(aad_in, at, received), sealed.predecessor_matrices);
             } else {
-                values = load_local(input(), places, bytes, false);
+                values = load_local(place.input(), places, bytes, false);
             }
             if actions & FINISH != 0 {
                 values = [finished::<true>(block, values[0]), finished::<true>(block, values[1])];
             }
             if actions & STORE != 0 {
-                store_local(output(), places, bytes, false, values);
+                store_local(place.output(), places, bytes, false, values);
             }
             if seals {
                 let sent = [
                     inside(xor(values[0], key_stream_out[0]), places[0], bytes),
                     inside(xor(values[1], key_stream_out[1]), places[1], bytes),
                 ];
-                store_sent(outbox(), places, bytes, false, sent);
+                store_sent(place.outbox(), places, bytes, false, sent);
                 if pad < AAD_BLOCKS {
                     chains_out.take([[0; 4], associated_data(aad_out, before)], sealed.own_matrices);
                 }
