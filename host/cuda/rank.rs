@@ -98,53 +98,43 @@ impl Ready {
     }
 }
 
-/// A kernel for the reductions of most gradients, and one for all others, which takes long to compile and which few need: it
-/// is loaded when it is first asked for, and compiled then where it is the embedded one.
+/// A kernel that is loaded when it is first asked for, and compiled then where it is the embedded one.
+#[derive(Debug)]
+struct Lazy {
+    kernel: Option<Kernel>,
+    name: &'static str,
+    shared: u32,
+}
+
+impl Lazy {
+    fn new(name: &'static str, shared: u32) -> Self {
+        Self { kernel: None, name, shared }
+    }
+
+    /// May wait for the device, but not the second time.
+    fn get(&mut self, module: &Module) -> Result<&Kernel> {
+        match &mut self.kernel {
+            Some(kernel) => Ok(kernel),
+            none => Ok(none.insert(module.kernel(self.name, self.shared)?)),
+        }
+    }
+}
+
+/// A kernel for the reductions of most gradients, and one for all others, which takes long to compile and which few need.
 #[derive(Debug)]
 struct Pair {
     common: Kernel,
-    any: Option<Kernel>,
-    any_name: &'static str,
-    shared: u32,
+    any: Lazy,
 }
 
 impl Pair {
     fn new(module: &Module, common: &str, any: &'static str, shared: u32) -> Result<Self> {
-        Ok(Self { common: module.kernel(common, shared)?, any: None, any_name: any, shared })
+        Ok(Self { common: module.kernel(common, shared)?, any: Lazy::new(any, shared) })
     }
 
     /// May wait for the device, but not where the same was asked for before.
     fn get(&mut self, module: &Module, common: bool) -> Result<&Kernel> {
-        match &mut self.any {
-            _ if common => Ok(&self.common),
-            Some(any) => Ok(any),
-            any => Ok(any.insert(module.kernel(self.any_name, self.shared)?)),
-        }
-    }
-}
-
-/// The kernel for sealed collectives of short records round a ring, loaded when it is first asked for.
-#[derive(Debug)]
-struct Short {
-    kernel: Option<Kernel>,
-    name: &'static str,
-}
-
-impl Short {
-    fn new(length: KeyLength) -> Self {
-        let name = match length {
-            KeyLength::Aes128 => "relay_short_128",
-            KeyLength::Aes256 => "relay_short_256",
-        };
-        Self { kernel: None, name }
-    }
-
-    /// May wait for the device, but not the second time.
-    fn load(&mut self, module: &Module) -> Result<()> {
-        if self.kernel.is_none() {
-            self.kernel = Some(module.kernel(self.name, SEALED_SHARED)?);
-        }
-        Ok(())
+        if common { Ok(&self.common) } else { self.any.get(module) }
     }
 }
 
@@ -191,7 +181,8 @@ pub(super) struct GpuRank {
     ranks: usize,
     options: GpuOptions,
     kernels: Pair,
-    short: Option<Short>,
+    /// For sealed collectives of short records round a ring.
+    short: Option<Lazy>,
     module: Module,
     blocks: u32,
     /// For a sealed exchange.
@@ -349,7 +340,8 @@ impl GpuRank {
             }
         };
         let short = match options.crypto {
-            Crypto::Gcm(length) if !meshes => Some(Short::new(length)),
+            Crypto::Gcm(KeyLength::Aes128) if !meshes => Some(Lazy::new("relay_short_128", SEALED_SHARED)),
+            Crypto::Gcm(KeyLength::Aes256) if !meshes => Some(Lazy::new("relay_short_256", SEALED_SHARED)),
             _ => None,
         };
         let stream = Stream::new(device)?;
@@ -545,7 +537,7 @@ impl GpuRank {
     pub(super) fn load(&mut self, common: bool, short: bool) -> Result<()> {
         self.kernels.get(&self.module, common)?;
         if let (Some(kernel), true) = (&mut self.short, short) {
-            kernel.load(&self.module)?;
+            kernel.get(&self.module)?;
         }
         match &mut self.exchange {
             Some(exchange) => exchange.kernels.get(&self.module, common).map(drop),
@@ -729,11 +721,10 @@ impl GpuRank {
                     keystream.launch_ring(taken, ring, launch, stream)
                 },
                 _ => {
-                    let short =
-                        self.short.as_ref().filter(|_| common && is_short(ring.ring.record_bytes as usize));
-                    let kernel = match short.and_then(|short| short.kernel.as_ref()) {
-                        Some(short) => short,
-                        None => self.kernels.get(&self.module, common)?,
+                    let short = common && is_short(ring.ring.record_bytes as usize);
+                    let kernel = match &mut self.short {
+                        Some(kernel) if short => kernel.get(&self.module)?,
+                        _ => self.kernels.get(&self.module, common)?,
                     };
                     // SAFETY: the caller's; the sealed kernels take `SealedRingParams`.
                     unsafe { kernel.launch(launch, stream, ring) }
