@@ -215,7 +215,7 @@ impl Bootstrap for Callback {
 ///
 /// # Safety
 /// Null, or `struct_bytes` bytes that begin as `GroupOptions` does.
-unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
+pub(crate) unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
     let mut all = GroupOptions {
         struct_bytes: 0,
         protection: 0,
@@ -254,23 +254,13 @@ unsafe fn read(given: *const GroupOptions) -> Result<GroupOptions, Failure> {
     Ok(all)
 }
 
-/// The keystream that is to be made ahead of time, if any.
-///
-/// # Safety
-/// As [`options`].
-pub(crate) unsafe fn keystream(given: *const GroupOptions) -> Result<Option<KeystreamAhead>, Failure> {
-    // SAFETY: the caller's contract.
-    let all = unsafe { read(given)? };
-    let (collectives, bytes) = (all.keystream_collectives, all.keystream_bytes);
-    let makers = multiprocessors("keystream_makers", all.keystream_makers)?;
-    match (collectives, bytes, makers) {
-        (0, 0, None) => Ok(None),
-        (0, ..) | (_, 0, _) => Err(Failure::argument(format!(
-            "options->keystream_collectives is {collectives} and keystream_bytes {bytes}: set both, or no field of \
-             keystream"
-        ))),
-        _ => Ok(Some(KeystreamAhead { collectives, bytes, makers })),
-    }
+/// What carries records between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Peer,
+    Nccl,
+    /// By nodes of so many ranks.
+    NcclBetweenNodes(usize),
 }
 
 /// How many multiprocessors a field says, if any.
@@ -283,105 +273,110 @@ fn multiprocessors(field: &str, number: usize) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// The multiprocessors that a rank may take, if they are limited.
-///
-/// # Safety
-/// As [`options`].
-pub(crate) unsafe fn sm_budget(given: *const GroupOptions) -> Result<Option<u32>, Failure> {
-    // SAFETY: the caller's contract.
-    multiprocessors("sm_budget", unsafe { read(given)? }.sm_budget)
-}
+impl GroupOptions {
+    /// The keystream that is to be made ahead of time, if any.
+    pub(crate) fn keystream(&self) -> Result<Option<KeystreamAhead>, Failure> {
+        let (collectives, bytes) = (self.keystream_collectives, self.keystream_bytes);
+        let makers = multiprocessors("keystream_makers", self.keystream_makers)?;
+        match (collectives, bytes, makers) {
+            (0, 0, None) => Ok(None),
+            (0, ..) | (_, 0, _) => Err(Failure::argument(format!(
+                "options->keystream_collectives is {collectives} and keystream_bytes {bytes}: set both, or no field of \
+                 keystream"
+            ))),
+            _ => Ok(Some(KeystreamAhead { collectives, bytes, makers })),
+        }
+    }
 
-/// What carries records between processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carrier {
-    Peer,
-    Nccl,
-    /// By nodes of so many ranks.
-    NcclBetweenNodes(usize),
-}
+    /// The multiprocessors that a rank may take, if they are limited.
+    pub(crate) fn sm_budget(&self) -> Result<Option<u32>, Failure> {
+        multiprocessors("sm_budget", self.sm_budget)
+    }
 
-/// # Safety
-/// As [`options`].
-pub(crate) unsafe fn carrier(given: *const GroupOptions) -> Result<Carrier, Failure> {
-    // SAFETY: the caller's contract.
-    let GroupOptions { transport, node_ranks, .. } = unsafe { read(given)? };
-    match (transport, node_ranks) {
-        (0, 0) => Ok(Carrier::Peer),
-        (0, _) => Err(Failure::argument("options->node_ranks without RINGSEAL_TRANSPORT_NCCL")),
-        (1, 0) => Ok(Carrier::Nccl),
-        (1, _) => Ok(Carrier::NcclBetweenNodes(node_ranks)),
-        (other, _) => Err(Failure::argument(format!("{other} is no transport (enum ringseal_transport)"))),
+    pub(crate) fn carrier(&self) -> Result<Carrier, Failure> {
+        match (self.transport, self.node_ranks) {
+            (0, 0) => Ok(Carrier::Peer),
+            (0, _) => Err(Failure::argument("options->node_ranks without RINGSEAL_TRANSPORT_NCCL")),
+            (1, 0) => Ok(Carrier::Nccl),
+            (1, node_ranks) => Ok(Carrier::NcclBetweenNodes(node_ranks)),
+            (other, _) => {
+                Err(Failure::argument(format!("{other} is no transport (enum ringseal_transport)")))
+            }
+        }
+    }
+
+    /// What any ranks take.
+    ///
+    /// # Safety
+    /// Texts are null, or end with a zero byte.
+    pub(crate) unsafe fn common(&self) -> Result<(Options, IpAddr), Failure> {
+        let crypto = match self.protection {
+            0 => Crypto::Gcm(KeyLength::Aes256),
+            1 => Crypto::Gcm(KeyLength::Aes128),
+            2 => Crypto::None,
+            other => {
+                return Err(Failure::argument(format!(
+                    "{other} is no protection (enum ringseal_protection)"
+                )));
+            }
+        };
+        let algorithm = match self.schedule {
+            0 | 1 => Algorithm::RelayRing,
+            2 => Algorithm::Ring,
+            3 => Algorithm::Direct,
+            4 => Algorithm::Tree,
+            5 => Algorithm::Exchange,
+            other => {
+                return Err(Failure::argument(format!("{other} is no schedule (enum ringseal_schedule)")));
+            }
+        };
+        let mut options = Options { crypto, algorithm, ..Options::default() };
+        // SAFETY: the caller's contract.
+        let (backend, host) = unsafe {
+            (argument::text("options->backend", self.backend)?, argument::text("options->host", self.host)?)
+        };
+        if let Some(backend) = backend {
+            options.backend = ringseal::backend::by_name(backend)?;
+        }
+        if self.record_bytes != 0 {
+            options.record_bytes = self.record_bytes;
+        }
+        if self.timeout_ms != 0 {
+            options.timeout = Duration::from_millis(self.timeout_ms);
+        }
+        if self.key_bytes != 0 {
+            options.key_bytes = self.key_bytes;
+        }
+        let host = match host {
+            None => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Some(host) => host.parse().map_err(|_| {
+                Failure::argument(format!("options->host is {host:?}, which is no IP address"))
+            })?,
+        };
+        if host.is_unspecified() {
+            return Err(Failure::argument(format!(
+                "options->host is {host}, where other ranks can't connect: give the address by which they reach this machine"
+            )));
+        }
+        Ok((options, host))
     }
 }
 
 /// Options of ranks on host memory.
 ///
 /// # Safety
-/// As [`options`].
+/// As [`read`].
 unsafe fn host_options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
     // SAFETY: the caller's contract.
-    unsafe {
-        match carrier(given)? {
-            Carrier::Peer if sm_budget(given)?.is_some() => {
-                Err(Failure::argument("options->sm_budget is for ringseal_gpu_communicator_create()"))
-            }
-            Carrier::Peer => options(given),
-            _ => Err(Failure::argument("options->transport is for ringseal_gpu_communicator_create()")),
+    let given = unsafe { read(given)? };
+    match given.carrier()? {
+        Carrier::Peer if given.sm_budget()?.is_some() => {
+            Err(Failure::argument("options->sm_budget is for ringseal_gpu_communicator_create()"))
         }
+        // SAFETY: the caller's contract.
+        Carrier::Peer => unsafe { given.common() },
+        _ => Err(Failure::argument("options->transport is for ringseal_gpu_communicator_create()")),
     }
-}
-
-/// # Safety
-/// Null, or `struct_bytes` bytes that begin as `GroupOptions` does.
-pub(crate) unsafe fn options(given: *const GroupOptions) -> Result<(Options, IpAddr), Failure> {
-    // SAFETY: the caller's contract.
-    let all = unsafe { read(given)? };
-    let crypto = match all.protection {
-        0 => Crypto::Gcm(KeyLength::Aes256),
-        1 => Crypto::Gcm(KeyLength::Aes128),
-        2 => Crypto::None,
-        other => {
-            return Err(Failure::argument(format!("{other} is no protection (enum ringseal_protection)")));
-        }
-    };
-    let algorithm = match all.schedule {
-        0 | 1 => Algorithm::RelayRing,
-        2 => Algorithm::Ring,
-        3 => Algorithm::Direct,
-        4 => Algorithm::Tree,
-        5 => Algorithm::Exchange,
-        other => return Err(Failure::argument(format!("{other} is no schedule (enum ringseal_schedule)"))),
-    };
-    let mut options = Options { crypto, algorithm, ..Options::default() };
-    // SAFETY: the caller's contract.
-    let (backend, host) = unsafe {
-        (argument::text("options->backend", all.backend)?, argument::text("options->host", all.host)?)
-    };
-    if let Some(backend) = backend {
-        options.backend = ringseal::backend::by_name(backend)?;
-    }
-    if all.record_bytes != 0 {
-        options.record_bytes = all.record_bytes;
-    }
-    if all.timeout_ms != 0 {
-        options.timeout = Duration::from_millis(all.timeout_ms);
-    }
-    if all.key_bytes != 0 {
-        options.key_bytes = all.key_bytes;
-    }
-    let host = match host {
-        None => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        Some(host) => host
-            .parse()
-            .map_err(|_| Failure::argument(format!("options->host is {host:?}, which is no IP address")))?,
-    };
-    if host.is_unspecified() {
-        return Err(Failure::argument(format!(
-            "options->host is {host}, where other ranks can't connect: give the address by which they reach this machine"
-        )));
-    }
-    Ok((options, host))
 }
 
 /// # Safety

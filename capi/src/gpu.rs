@@ -10,9 +10,7 @@ use ringseal::cuda::{
 };
 
 use crate::argument;
-use crate::communicator::{
-    Callback, Carrier, Gather, GroupOptions, carrier, check_ranks, keystream, options, secret, sm_budget,
-};
+use crate::communicator::{Callback, Carrier, Gather, GroupOptions, check_ranks, read, secret};
 use crate::status::{Failure, Status, guard, release};
 
 /// One rank of a group of processes with GPUs. One thread at a time may use a handle: a second one gets
@@ -52,14 +50,13 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, secret, (options, host), keystream, sm_budget, carrier, chosen) = unsafe {
+        let (out, secret, given, (options, host), (keystream, sm_budget, carrier)) = unsafe {
             let out = argument::place("out", out)?;
             out.write(std::ptr::null_mut());
-            // The GPU's default is not the CPU's.
-            let chosen = !group_options.is_null() && (*group_options).schedule != 0;
-            let (options, keystream) = (options(group_options)?, keystream(group_options)?);
-            let (sm_budget, carrier) = (sm_budget(group_options)?, carrier(group_options)?);
-            (out, secret(secret_bytes)?, options, keystream, sm_budget, carrier, chosen)
+            let given = read(group_options)?;
+            let common = given.common()?;
+            let of_gpus = (given.keystream()?, given.sm_budget()?, given.carrier()?);
+            (out, secret(secret_bytes)?, given, common, of_gpus)
         };
         let gather = gather.ok_or_else(|| Failure::argument("gather is null"))?;
         check_ranks(ranks)?;
@@ -81,7 +78,11 @@ pub unsafe extern "C" fn ringseal_gpu_communicator_create(
         let device = Device::open(device)?;
         let options = |ranks| GpuOptions {
             crypto: options.crypto,
-            algorithm: if chosen { options.algorithm } else { GpuOptions::fastest_algorithm(ranks) },
+            algorithm: match given.schedule {
+                // The GPU's default is not the CPU's.
+                0 => GpuOptions::fastest_algorithm(ranks),
+                _ => options.algorithm,
+            },
             max_bytes,
             timeout: options.timeout,
             key_bytes: options.key_bytes,
