@@ -8,7 +8,9 @@ use ringseal::backend::cuda::Cuda;
 use ringseal::backend::{self, CounterWidth};
 use ringseal::cuda::{Device, DeviceBuffer, DeviceKey, Kernels, Stream};
 
-use crate::support::{GpuTest, Outcome, ensure, is_small, kernels, longest, random, random_bytes, stride};
+use crate::support::{
+    GpuTest, Outcome, ensure, is_small, kernels, longest, random, random_bytes, runs, stride,
+};
 
 pub(crate) const TESTS: &[GpuTest] = &[
     ("ctr::short", short),
@@ -225,10 +227,8 @@ fn compare_windows(
         let attempt = || -> ringseal::Result<bool> {
             let mut found = vec![0; bytes.min(PATTERN)];
             let mut expected = Vec::with_capacity(found.len());
-            let (mut at, end) = (offset, offset + bytes);
-            while at < end {
-                // To where the pattern begins anew.
-                let piece = &pattern[at % PATTERN..][..(PATTERN - at % PATTERN).min(end - at)];
+            let mut at = offset;
+            for piece in runs(pattern, offset, bytes) {
                 expected.clear();
                 expected.extend_from_slice(piece);
                 pair.cpu.ctr_xor(advance(counter, width, at as u64 / 16), width, &mut expected)?;

@@ -18,7 +18,7 @@ use ringseal::vectors;
 use ringseal_kernels::{gcm, message};
 
 use crate::support::{
-    GpuTest, Outcome, all_are, ensure, kernels, longest, random, random_bytes, randomize, stride,
+    GpuTest, Outcome, all_are, ensure, kernels, longest, random, random_bytes, randomize, runs, stride,
 };
 
 pub(crate) const TESTS: &[GpuTest] = &[
@@ -200,16 +200,6 @@ fn one_message(device: &Device) -> Outcome {
 /// Bytes after which long random data repeats itself, and that are compared at a time: fresh pages for gigabytes take
 /// longer than all else.
 const PATTERN: usize = 64 << 20;
-
-/// Up to `bytes` bytes of the pattern from `start` on, over and over, in runs.
-fn runs(pattern: &[u8], start: usize, bytes: usize) -> impl Iterator<Item = &[u8]> {
-    let (mut at, mut left) = (start % pattern.len(), bytes);
-    std::iter::from_fn(move || {
-        let run = &pattern[at..pattern.len().min(at + left)];
-        (at, left) = (0, left - run.len());
-        (!run.is_empty()).then_some(run)
-    })
-}
 
 /// AES-GCM with a nonce of 12 bytes, piece by piece: each but the last of what is authenticated, and of what is sealed, has a
 /// multiple of 16 bytes.

@@ -117,3 +117,13 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Box<dyn Error>> {
     randomize(&mut bytes)?;
     Ok(bytes)
 }
+
+/// Up to `bytes` bytes of the pattern from `start` on, over and over, in runs.
+pub(crate) fn runs(pattern: &[u8], start: usize, bytes: usize) -> impl Iterator<Item = &[u8]> {
+    let (mut at, mut left) = (start % pattern.len(), bytes);
+    std::iter::from_fn(move || {
+        let run = &pattern[at..pattern.len().min(at + left)];
+        (at, left) = (0, left - run.len());
+        (!run.is_empty()).then_some(run)
+    })
+}
