@@ -29,6 +29,13 @@ pub(crate) struct Arguments {
     /// Numbers of ranks to measure.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4, 8])]
     ranks: Vec<usize>,
+    /// After GPU 0 alone, measure with one rank on each of these GPUs too: of the numbers of ranks those that there are enough for.
+    #[arg(long, value_name = "GPU,GPU", value_delimiter = ',')]
+    devices: Vec<usize>,
+    /// Keep what --measured FILE holds, and replace only one part of it: with --devices what was measured across GPUs,
+    /// otherwise what was measured on one.
+    #[arg(long, requires = "measured")]
+    merge: bool,
     /// Models to measure; all six unless given.
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
     workloads: Vec<String>,
@@ -41,9 +48,12 @@ pub(crate) struct Arguments {
     /// Measurements: written after measuring, otherwise read.
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// The model's figures: written after measuring, otherwise read. Unless given, those of an H200.
+    /// The model's figures: written after measuring, or with --fit, otherwise read. Unless given, those of an H200.
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
+    /// Without measuring, fit the model's figures to what --measured FILE holds, of H200s.
+    #[arg(long, requires = "measured")]
+    fit: bool,
     /// What a GPU computes in training, in TFLOP/s; an assumption that only the iteration's figures depend on.
     #[arg(long, value_name = "TFLOPS", default_value_t = 200.0)]
     tflops: f64,
@@ -72,30 +82,8 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     if let Some(path) = &arguments.export_schedule {
         return write(path, &export::schedule(&arguments.algorithm, &arguments.ranks)?);
     }
-    if !(arguments.tflops.is_finite() && arguments.tflops > 0.0) {
-        return Err(Failure::Input(format!("--tflops {}: give a positive number", arguments.tflops)));
-    }
-    let (calibration, measured) = match arguments.backend {
-        Backend::Model => (
-            read(arguments.calibration.as_deref(), |text| {
-                Calibration::from_json(text).map_err(Failure::from)
-            })?
-            .unwrap_or_else(Calibration::h200),
-            read(arguments.measured.as_deref(), |text| {
-                serde_json::from_str::<Measured>(text).map_err(|error| Failure::Input(error.to_string()))
-            })?,
-        ),
-        Backend::Cuda => {
-            let (calibration, measured) = arguments.measure()?;
-            if let Some(path) = &arguments.measured {
-                write(path, &json(&measured)?)?;
-            }
-            if let Some(path) = &arguments.calibration {
-                write(path, &calibration.to_json())?;
-            }
-            (calibration, Some(measured))
-        }
-    };
+    arguments.check()?;
+    let (calibration, measured) = arguments.sources()?;
     let bar = progress("modelling", Figures::PARTS);
     let figures =
         Figures::new(&calibration, measured.as_ref(), arguments.tflops, |what| advance(&bar, what))?;
@@ -117,6 +105,75 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
 }
 
 impl Arguments {
+    /// What is checked before anything is measured.
+    fn check(&self) -> Outcome {
+        let input = |what: String| Err(Failure::Input(what));
+        if !(self.tflops.is_finite() && self.tflops > 0.0) {
+            return input(format!("--tflops {}: give a positive number", self.tflops));
+        }
+        match self.backend {
+            Backend::Model if self.merge || !self.devices.is_empty() => {
+                input("--devices and --merge are about measuring: add --backend cuda".into())
+            }
+            Backend::Cuda if self.fit => {
+                input("--fit: with --backend cuda the model is fitted anyway; leave it out".into())
+            }
+            Backend::Cuda if self.devices.len() == 1 => input(
+                "--devices: name two GPUs or more, such as 0,1; one alone is measured without it".into(),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The model's figures and the measurements; both are written where that is asked for.
+    fn sources(&self) -> Outcome<(Calibration, Option<Measured>)> {
+        if self.backend == Backend::Cuda {
+            let (calibration, measured) = self.measure()?;
+            self.write_calibration(&calibration)?;
+            return Ok((calibration, Some(measured)));
+        }
+        let measured = self.read_measured()?;
+        let calibration = match &measured {
+            Some(measured) if self.fit => {
+                let start = Calibration::h200();
+                if measured.machine != start.machine {
+                    return Err(Failure::Input(format!(
+                        "--fit: the measurements are of {}, whose multiprocessors only its driver tells; use --backend cuda \
+                         there",
+                        measured.machine
+                    )));
+                }
+                let fitted = calibrate(&start, measured, start.multiprocessors)?;
+                self.write_calibration(&fitted)?;
+                fitted
+            }
+            _ => {
+                read(self.calibration.as_deref(), |text| Calibration::from_json(text).map_err(Failure::from))?
+                    .unwrap_or_else(Calibration::h200)
+            }
+        };
+        Ok((calibration, measured))
+    }
+
+    fn write_calibration(&self, calibration: &Calibration) -> Outcome {
+        self.calibration.as_ref().map_or(Ok(()), |path| write(path, &calibration.to_json()))
+    }
+
+    fn read_measured(&self) -> Outcome<Option<Measured>> {
+        read(self.measured.as_deref(), |text| {
+            serde_json::from_str::<Measured>(text).map_err(|error| Failure::Input(error.to_string()))
+        })
+    }
+
+    /// The GPUs of each part of what is to be measured.
+    fn placements(&self) -> Vec<Vec<usize>> {
+        match (self.devices.is_empty(), self.merge) {
+            (true, _) => vec![vec![0]],
+            (false, true) => vec![self.devices.clone()],
+            (false, false) => vec![vec![0], self.devices.clone()],
+        }
+    }
+
     fn measure(&self) -> Outcome<(Calibration, Measured)> {
         let workloads = if self.workloads.is_empty() {
             Workload::all()
@@ -129,10 +186,24 @@ impl Arguments {
             };
             self.workloads.iter().map(named).collect::<Outcome<_>>()?
         };
-        if Device::count()? == 0 {
+        let mut measured = if self.merge { self.read_measured()? } else { None };
+        let count = Device::count()?;
+        if count == 0 {
             return Err(Error::NoDevice("the driver offers no GPU".into()).into());
         }
-        let device = Device::open(0)?;
+        if let Some(gpu) = self.devices.iter().find(|gpu| **gpu >= count) {
+            return Err(Error::NoDevice(format!("--devices: no GPU {gpu}; the driver offers {count}")).into());
+        }
+        let plan = |gpus| {
+            let (ranks, workloads, repeats) = (self.ranks.clone(), workloads.clone(), self.repeats);
+            let plan = Plan { gpus, ranks, workloads, repeats };
+            plan.check().map(|()| plan)
+        };
+        let plans = self.placements().into_iter().map(plan).collect::<ringseal::Result<Vec<_>>>()?;
+        let device = Device::open(plans[0].gpus[0])?;
+        if let Some(others) = &measured {
+            others.check_machine(&device.name()?)?;
+        }
         let capability = device.compute_capability()?;
         let image = match &self.kernels {
             Some(path) => fs::read(path).map_err(|error| Failure::file(path, error))?,
@@ -144,10 +215,21 @@ impl Arguments {
                 ptx::text(target.ok_or_else(needed)?).into()
             }
         };
-        let plan = Plan { ranks: self.ranks.clone(), workloads, repeats: self.repeats };
-        let bar = progress("measuring", plan.parts());
-        let measured = measure(&device, &image, &plan, |what| advance(&bar, what))?;
-        bar.finish_and_clear();
+        for plan in &plans {
+            let bar = progress("measuring", plan.parts());
+            let part = measure(&image, plan, |what| advance(&bar, what))?;
+            bar.finish_and_clear();
+            let all = match measured {
+                Some(others) => others.merged(part)?,
+                None => part,
+            };
+            // Each part at once: what comes after it may fail.
+            if let Some(path) = &self.measured {
+                write(path, &json(&all)?)?;
+            }
+            measured = Some(all);
+        }
+        let Some(measured) = measured else { return Err(Failure::Input("nothing to measure".into())) };
         let calibration = calibrate(&Calibration::h200(), &measured, device.multiprocessors()?)?;
         Ok((calibration, measured))
     }
@@ -186,4 +268,52 @@ fn advance(bar: &ProgressBar, what: &str) {
         bar.inc(1);
     }
     bar.set_message(what.to_owned());
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Study {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parsed(line: &str) -> Result<Arguments, String> {
+        let words = std::iter::once("study").chain(line.split_whitespace());
+        let arguments = Study::try_parse_from(words).map_err(|error| error.to_string())?.arguments;
+        arguments.check().map_err(|failure| failure.to_string())?;
+        Ok(arguments)
+    }
+
+    #[test]
+    fn what_is_measured_follows_from_devices_and_merge() {
+        for (line, placements) in [
+            ("--backend cuda", &[&[0][..]][..]),
+            ("--backend cuda --devices 0,1", &[&[0], &[0, 1]]),
+            ("--backend cuda --devices 2,1 --merge --measured file", &[&[2, 1]]),
+            ("--backend cuda --merge --measured file", &[&[0]]),
+        ] {
+            assert_eq!(parsed(line).unwrap().placements(), placements, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_meant_is_refused() {
+        for (line, advice) in [
+            ("--devices 0,1", "add --backend cuda"),
+            ("--merge --measured file", "add --backend cuda"),
+            ("--backend cuda --merge", "--measured"),
+            ("--backend cuda --devices 0", "such as 0,1"),
+            ("--backend cuda --fit --measured file", "leave it out"),
+            ("--fit", "--measured"),
+            ("--tflops=-1", "positive"),
+        ] {
+            let refusal = parsed(line).unwrap_err();
+            assert!(refusal.contains(advice), "{line}: {refusal}");
+        }
+    }
 }

@@ -42,6 +42,9 @@ pub enum Protection {
     /// The persistent kernel, AES-256-GCM.
     #[serde(rename = "aes-256")]
     Aes256,
+    /// The persistent kernel, AES-128-GCM, its keystream made before. No figure is fitted to it.
+    #[serde(rename = "aes-128-ready")]
+    Aes128Ready,
     /// The published structure, AES-128.
     Seed,
     /// The published structure without cryptography.
@@ -49,6 +52,16 @@ pub enum Protection {
 }
 
 impl Protection {
+    /// Of a method's kernels.
+    pub const fn of(method: Method) -> Self {
+        match method {
+            Method::Fused(_, crypto) => Self::fused(crypto),
+            Method::Ready(_) => Self::Aes128Ready,
+            Method::Seed(_) => Self::Seed,
+            Method::SeedPlain(_) => Self::SeedPlain,
+        }
+    }
+
     /// Of the persistent kernels.
     pub const fn fused(crypto: Crypto) -> Self {
         match crypto {
@@ -63,7 +76,7 @@ impl Protection {
             Self::Plain => Some(Crypto::None),
             Self::Aes128 => Some(Crypto::Gcm(KeyLength::Aes128)),
             Self::Aes256 => Some(Crypto::Gcm(KeyLength::Aes256)),
-            Self::Seed | Self::SeedPlain => None,
+            Self::Aes128Ready | Self::Seed | Self::SeedPlain => None,
         }
     }
 }
@@ -78,10 +91,13 @@ impl Observation {
             .into_iter()
             .find(|algorithm| algorithm.name() == self.algorithm)
             .ok_or_else(|| Error::InvalidArgument(format!("no algorithm is called {:?}", self.algorithm)))?;
-        Ok(match self.kernels.crypto() {
-            Some(crypto) => Method::Fused(algorithm, crypto),
-            None if self.kernels == Protection::Seed => Method::Seed(algorithm),
-            None => Method::SeedPlain(algorithm),
+        Ok(match self.kernels {
+            Protection::Plain => Method::Fused(algorithm, Crypto::None),
+            Protection::Aes128 => Method::Fused(algorithm, Crypto::Gcm(KeyLength::Aes128)),
+            Protection::Aes256 => Method::Fused(algorithm, Crypto::Gcm(KeyLength::Aes256)),
+            Protection::Aes128Ready => Method::Ready(algorithm),
+            Protection::Seed => Method::Seed(algorithm),
+            Protection::SeedPlain => Method::SeedPlain(algorithm),
         })
     }
 
@@ -299,9 +315,7 @@ mod tests {
     }
 
     fn measured() -> Vec<Observation> {
-        let text = include_str!("../../benches/results/study-2026-11-29.json");
-        let measured: crate::study::measure::Measured = serde_json::from_str(text).unwrap();
-        measured.observations.into_iter().chain(crate::study::measure::nvlink_h200()).collect()
+        crate::study::measure::fitted_to(&crate::study::measure::measured_h200())
     }
 
     /// The target is 15 % in the median, over what was measured from 1 MiB to 256 MiB.

@@ -16,6 +16,13 @@
 //! t(s) = record + (x + z) tag + max( (x + z) s / crypt,  (o + w) s / min(move, memory / (B g)) )
 //! ```
 //!
+//! **The same with keystream made ahead** ([`Method::Ready`]) computes no cipher, but loads a pad for each record that it seals
+//! or opens; `start` and `tag` are those of AES-128, and what making the pads takes is not in it:
+//!
+//! ```text
+//! t(s) = record + (x + z) tag + (o + w + x + z) s / min(move, memory / (B g))
+//! ```
+//!
 //! **The published structure.** Each operation is a kernel on the whole GPU, one after the other, on the whole chunk; every
 //! kernel costs `k(C) = fixed + C / rate`:
 //!
@@ -60,6 +67,9 @@ use crate::{Error, Result};
 pub enum Method {
     /// A persistent kernel a rank, without or with cryptography.
     Fused(Algorithm, Crypto),
+    /// Sealed with AES-128, all keystream made before the all-reduce begins: what a GPU that waits, or computes something that
+    /// leaves room, can have. How long its making takes is not counted.
+    Ready(Algorithm),
     /// The published structure, with separate kernels and AES-128.
     Seed(Algorithm),
     /// The published structure without its cryptography: copies and additions only.
@@ -77,14 +87,15 @@ impl Method {
         Self::Fused(algorithm, Crypto::Gcm(KeyLength::Aes128))
     }
 
-    /// The methods that the study compares.
-    pub const STUDY: [Self; 6] = [
+    /// The methods that the study compares by the model.
+    pub const STUDY: [Self; 7] = [
         Self::PLAIN,
         Self::SEED,
         Self::Seed(Algorithm::Tree),
         Self::sealed(Algorithm::Ring),
         Self::sealed(Algorithm::RelayRing),
         Self::sealed(Algorithm::Direct),
+        Self::Ready(Algorithm::RelayRing),
     ];
 
     /// Short name, as in tables.
@@ -96,6 +107,11 @@ impl Method {
             Self::Fused(Algorithm::Tree, Crypto::None) => "plain-tree",
             Self::Fused(Algorithm::Exchange, Crypto::None) => "plain-exchange",
             Self::Fused(algorithm, Crypto::Gcm(_)) => algorithm.name(),
+            Self::Ready(Algorithm::Ring) => "ring-ready",
+            Self::Ready(Algorithm::RelayRing) => "relay-ready",
+            Self::Ready(Algorithm::Direct) => "direct-ready",
+            Self::Ready(Algorithm::Tree) => "tree-ready",
+            Self::Ready(Algorithm::Exchange) => "exchange-ready",
             Self::Seed(Algorithm::Tree) => "seed-tree",
             Self::Seed(_) => "seed",
             Self::SeedPlain(Algorithm::Tree) => "seed-tree-plain",
@@ -106,7 +122,10 @@ impl Method {
     /// Which chunks go where.
     pub const fn algorithm(self) -> Algorithm {
         match self {
-            Self::Fused(algorithm, _) | Self::Seed(algorithm) | Self::SeedPlain(algorithm) => algorithm,
+            Self::Fused(algorithm, _)
+            | Self::Ready(algorithm)
+            | Self::Seed(algorithm)
+            | Self::SeedPlain(algorithm) => algorithm,
         }
     }
 }
@@ -200,15 +219,8 @@ impl<'a> Model<'a> {
     pub fn all_reduce_us(&self, bytes: usize) -> Result<f64> {
         let (calibration, ranks) = (self.calibration, self.schedule.ranks());
         let device = match self.method {
-            Method::Fused(_, crypto) => {
-                let kernel = calibration.ring(crypto);
-                kernel.start_us
-                    + simulate(
-                        &self.schedule,
-                        bytes,
-                        &Fused::new(calibration, self.topology, kernel, ranks, bytes / self.schedule.chunks),
-                    )
-            }
+            Method::Fused(_, crypto) => self.persistent_us(bytes, *calibration.ring(crypto), Keystream::Made),
+            Method::Ready(_) => self.persistent_us(bytes, calibration.aes_128, Keystream::Ready),
             Method::Seed(_) | Method::SeedPlain(_) => {
                 let Some(kernels) = &calibration.seed else { return Ok(f64::INFINITY) };
                 let sealed = self.sealed();
@@ -241,6 +253,12 @@ impl<'a> Model<'a> {
         Ok(device.max(issue))
     }
 
+    fn persistent_us(&self, bytes: usize, kernel: RingKernel, keystream: Keystream) -> f64 {
+        let chunk = bytes / self.schedule.chunks;
+        let costs = Fused::new(self.calibration, self.topology, kernel, self.schedule.ranks(), chunk);
+        kernel.start_us + simulate(&self.schedule, bytes, &Fused { keystream, ..costs })
+    }
+
     fn sealed(&self) -> bool {
         !matches!(self.method, Method::SeedPlain(_) | Method::Fused(_, Crypto::None))
     }
@@ -267,11 +285,21 @@ fn port(topology: Topology, ranks: usize, from: usize, to: usize) -> usize {
     }
 }
 
+/// Where a sealed record's keystream comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keystream {
+    /// The multiprocessor's cipher.
+    Made,
+    /// Memory.
+    Ready,
+}
+
 /// Costs of the persistent kernels.
 struct Fused<'a> {
     calibration: &'a Calibration,
     topology: Topology,
-    kernel: &'a RingKernel,
+    kernel: RingKernel,
+    keystream: Keystream,
     ranks: usize,
     /// Blocks of a rank that have a record.
     blocks: f64,
@@ -284,7 +312,7 @@ impl<'a> Fused<'a> {
     fn new(
         calibration: &'a Calibration,
         topology: Topology,
-        kernel: &'a RingKernel,
+        kernel: RingKernel,
         ranks: usize,
         chunk: usize,
     ) -> Self {
@@ -293,7 +321,8 @@ impl<'a> Fused<'a> {
         let record_bytes = chosen_record_bytes(chunk, all);
         let blocks = f64::from(all).min(chunk.div_ceil(record_bytes).max(1) as f64);
         let move_gb_s = kernel.move_gb_s.min(calibration.memory_gb_s / (blocks * f64::from(sharing)));
-        Self { calibration, topology, kernel, ranks, blocks, record_bytes, move_gb_s }
+        let keystream = Keystream::Made;
+        Self { calibration, topology, kernel, keystream, ranks, blocks, record_bytes, move_gb_s }
     }
 }
 
@@ -308,9 +337,12 @@ impl Costs for Fused<'_> {
         let received = received(step);
         let sealed = matches!(step.outgoing, Outgoing::Seal(_));
         let crypto = self.kernel.crypt_gb_s.map_or(0.0, |_| f64::from(received + u32::from(sealed)));
-        let moved = step.operands.len() + usize::from(step.store) + step.outgoing.peers().len();
-        let crypt_us = self.kernel.crypt_gb_s.map_or(0.0, |rate| crypto * bytes / rate / 1e3);
-        let move_us = moved as f64 * bytes / self.move_gb_s / 1e3;
+        let moved = (step.operands.len() + usize::from(step.store) + step.outgoing.peers().len()) as f64;
+        let (moved, crypt_us) = match (self.keystream, self.kernel.crypt_gb_s) {
+            (Keystream::Ready, _) => (moved + crypto, 0.0),
+            (Keystream::Made, rate) => (moved, rate.map_or(0.0, |rate| crypto * bytes / rate / 1e3)),
+        };
+        let move_us = moved * bytes / self.move_gb_s / 1e3;
         self.kernel.record_us + crypto * self.kernel.tag_us + crypt_us.max(move_us)
     }
 
@@ -408,7 +440,7 @@ pub fn ring_closed_form(
     if matches!(topology, Topology::Nodes { .. }) || ranks < 2 {
         return Err(Error::InvalidArgument("a ring of at least two ranks and equal links is needed".into()));
     }
-    let kernel = calibration.ring(crypto);
+    let kernel = *calibration.ring(crypto);
     let chunk = bytes / ranks;
     let costs = Fused::new(calibration, topology, kernel, ranks, chunk);
     let records = costs.records(chunk);
@@ -479,6 +511,21 @@ mod tests {
             assert!(ring(Crypto::None) < ring(Crypto::Gcm(KeyLength::Aes128)));
             assert!(ring(Crypto::Gcm(KeyLength::Aes128)) < ring(KEYS));
             assert!(us(Method::Fused(Algorithm::RelayRing, KEYS)) < ring(KEYS));
+        }
+    }
+
+    /// Of long vectors the cipher is what sealing costs; pads are bytes to load, so they cost as well.
+    #[test]
+    fn keystream_that_is_ready_costs_less_than_the_cipher_and_more_than_nothing() {
+        let calibration = Calibration::h200();
+        for topology in [Topology::OneGpu, Topology::NvLink] {
+            for ranks in [2, 4, 8] {
+                let us = |method| all_reduce_us(&calibration, topology, method, ranks, 64 << 20).unwrap();
+                let relay = |crypto| us(Method::Fused(Algorithm::RelayRing, crypto));
+                let ready = us(Method::Ready(Algorithm::RelayRing));
+                assert!(ready > relay(Crypto::None), "{topology:?} {ranks}");
+                assert!(ready < relay(Crypto::Gcm(KeyLength::Aes128)), "{topology:?} {ranks}");
+            }
         }
     }
 

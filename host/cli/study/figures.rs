@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use ringseal::collective::Algorithm;
 use ringseal::study::buckets::{DEFAULT_CAP_MIB, bucket_bytes, secured_ring_operations};
 use ringseal::study::calibration::Calibration;
 use ringseal::study::fit::{Observation, Protection, fit, median_error};
 use ringseal::study::iteration::{Timeline, assumed_compute_us};
-use ringseal::study::measure::{KEYSTREAM_READY, Measured, nvlink_h200};
+use ringseal::study::measure::{Measured, fitted_to};
 use ringseal::study::model::{Method, Model, Topology};
 use ringseal::study::workloads::Workload;
 use serde::Serialize;
@@ -40,9 +41,20 @@ pub(super) struct Figures {
     pub(super) measured: Vec<MeasuredRow>,
     pub(super) missing: Vec<String>,
     pub(super) errors: Vec<ErrorRow>,
+    /// What was measured with a rank on each GPU.
+    pub(super) across: Option<Across>,
     pub(super) modelled: Vec<ModelRow>,
     pub(super) caps: Vec<CapRow>,
     pub(super) scale: Vec<ScaleRow>,
+}
+
+/// What was measured with a rank on each GPU, of the same kind.
+#[derive(Serialize)]
+pub(super) struct Across {
+    pub(super) machine: String,
+    pub(super) measured: Vec<MeasuredRow>,
+    pub(super) missing: Vec<String>,
+    pub(super) errors: Vec<ErrorRow>,
 }
 
 /// What an iteration communicates at DDP's default cap.
@@ -58,7 +70,7 @@ pub(super) struct Operations {
     pub(super) fewest: BTreeMap<usize, usize>,
 }
 
-/// One iteration's all-reduces, run on one GPU.
+/// One iteration's all-reduces, run.
 #[derive(Serialize)]
 pub(super) struct MeasuredRow {
     pub(super) workload: String,
@@ -66,7 +78,7 @@ pub(super) struct MeasuredRow {
     pub(super) us: ByMethod,
     /// Time over the plain ring's, less that, of the best sealed algorithm.
     pub(super) best: Option<Best>,
-    /// The same of the relay ring whose keystream was ready.
+    /// The same of the one whose keystream was ready.
     pub(super) ready: Option<Best>,
 }
 
@@ -74,7 +86,10 @@ pub(super) struct MeasuredRow {
 #[derive(Clone, Serialize)]
 pub(super) struct Best {
     pub(super) method: String,
+    /// Less than nothing where it took less time than the plain ring.
     pub(super) cost_us: f64,
+    /// The cost as a share of the plain ring's time.
+    pub(super) share: f64,
     pub(super) seed_cost_us: f64,
     /// 1 - cost / seed's cost.
     pub(super) reduction: f64,
@@ -100,8 +115,9 @@ pub(super) struct ModelRow {
     /// The iteration with its computation over the same with the plain ring.
     pub(super) iteration_slowdown: ByMethod,
     pub(super) compute_us: f64,
-    /// As measured ones have it.
+    /// As measured ones have them.
     pub(super) best: Option<Best>,
+    pub(super) ready: Option<Best>,
 }
 
 /// Communication over the plain ring's at one cap, modelled.
@@ -167,9 +183,10 @@ impl Figures {
             machine: measured.map(|measured| format!("{}, {}", measured.machine, measured.driver)),
             tflops,
             operations: workloads.iter().map(operations).collect(),
-            measured: measured.map(measured_rows).unwrap_or_default(),
-            missing: measured.map(|measured| measured.missing.clone()).unwrap_or_default(),
+            measured: measured.map(|measured| measured_rows(measured, true)).unwrap_or_default(),
+            missing: measured.map(|measured| missing(measured, true)).unwrap_or_default(),
             errors: measured.map_or(Ok(Vec::new()), |measured| error_rows(measured, calibration))?,
+            across: measured.map_or(Ok(None), |measured| across(measured, calibration))?,
             modelled,
             caps,
             scale,
@@ -209,6 +226,7 @@ fn model_row(calibration: &Calibration, workload: &Workload, ranks: usize, tflop
         slowdown: over_plain(&communication_us),
         iteration_slowdown: over_plain(&iteration),
         best: best(&communication_us),
+        ready: ready(&communication_us),
         communication_us,
         compute_us: rounded(compute_us),
     })
@@ -239,9 +257,31 @@ fn over_plain(us: &ByMethod) -> ByMethod {
     us.iter().map(|(name, time)| (name.clone(), (time / plain * 1000.0).round() / 1000.0)).collect()
 }
 
-fn measured_rows(measured: &Measured) -> Vec<MeasuredRow> {
+fn missing(measured: &Measured, one_gpu: bool) -> Vec<String> {
+    measured.missing_of(one_gpu).map(str::to_owned).collect()
+}
+
+fn across(measured: &Measured, calibration: &Calibration) -> Outcome<Option<Across>> {
+    let Some(origin) = &measured.across else { return Ok(None) };
+    let mut errors = Vec::new();
+    let judged = || measured.observations.iter().filter(|one| !one.one_gpu && JUDGED.contains(&one.bytes));
+    for (kernels, name) in KINDS {
+        for algorithm in Algorithm::ALL.map(Algorithm::name) {
+            let these = judged().filter(|one| one.kernels == kernels && one.algorithm == algorithm);
+            errors.extend(error_row(format!("{algorithm}, {name}"), these.collect(), calibration)?);
+        }
+    }
+    Ok(Some(Across {
+        machine: format!("{}, {}", measured.machine, origin.driver),
+        measured: measured_rows(measured, false),
+        missing: missing(measured, false),
+        errors,
+    }))
+}
+
+fn measured_rows(measured: &Measured, one_gpu: bool) -> Vec<MeasuredRow> {
     let mut rows: Vec<MeasuredRow> = Vec::new();
-    for one in &measured.iterations {
+    for one in measured.iterations.iter().filter(|one| one.one_gpu == one_gpu) {
         let place = rows.iter().position(|row| row.workload == one.workload && row.ranks == one.ranks);
         let place = place.unwrap_or_else(|| {
             let us = ByMethod::new();
@@ -258,20 +298,28 @@ fn measured_rows(measured: &Measured) -> Vec<MeasuredRow> {
     }
     for row in &mut rows {
         row.best = best(&row.us);
-        row.ready = row.us.get(KEYSTREAM_READY).and_then(|us| beside_seed(&row.us, KEYSTREAM_READY, *us));
+        row.ready = ready(&row.us);
     }
     rows.sort_by_key(|row| row.ranks);
     rows
 }
 
-/// `None` unless the plain ring and the published one are there to compare with.
+/// The best of those sealed as they go. `None` unless the plain ring and the published one are there to compare with.
 fn best(us: &ByMethod) -> Option<Best> {
-    let sealed = Method::STUDY
-        .into_iter()
-        .filter(|method| matches!(method, Method::Fused(..)) && *method != Method::PLAIN);
-    let (method, time) = sealed
-        .filter_map(|method| us.get(method.name()).map(|time| (method.name(), *time)))
-        .min_by(|a, b| a.1.total_cmp(&b.1))?;
+    fastest(us, Method::sealed)
+}
+
+/// The best of those whose keystream was ready, whose making is not in their time.
+fn ready(us: &ByMethod) -> Option<Best> {
+    fastest(us, Method::Ready)
+}
+
+fn fastest(us: &ByMethod, method: impl Fn(Algorithm) -> Method) -> Option<Best> {
+    let named = |algorithm| {
+        let name = method(algorithm).name();
+        us.get(name).map(|time| (name, *time))
+    };
+    let (method, time) = Algorithm::ALL.into_iter().filter_map(named).min_by(|a, b| a.1.total_cmp(&b.1))?;
     beside_seed(us, method, time)
 }
 
@@ -280,59 +328,58 @@ fn beside_seed(us: &ByMethod, method: &str, time: f64) -> Option<Best> {
     let plain = us.get(Method::PLAIN.name())?;
     let seed_cost_us = us.get(Method::SEED.name())? - plain;
     let cost_us = time - plain;
-    Some(Best { method: method.into(), cost_us, seed_cost_us, reduction: 1.0 - cost_us / seed_cost_us })
+    Some(Best {
+        method: method.into(),
+        cost_us,
+        share: cost_us / plain,
+        seed_cost_us,
+        reduction: 1.0 - cost_us / seed_cost_us,
+    })
 }
 
+/// Of errors' tables.
+const KINDS: [(Protection, &str); 6] = [
+    (Protection::Plain, "plain"),
+    (Protection::Aes128, "sealed, AES-128"),
+    (Protection::Aes256, "sealed, AES-256"),
+    (Protection::Aes128Ready, "sealed, AES-128, keystream ready"),
+    (Protection::Seed, "seed"),
+    (Protection::SeedPlain, "seed without cryptography"),
+];
+
+/// `None` without observations.
+fn error_row(what: String, these: Vec<&Observation>, calibration: &Calibration) -> Outcome<Option<ErrorRow>> {
+    if these.is_empty() {
+        return Ok(None);
+    }
+    let errors = these.iter().map(|one| one.error(calibration)).collect::<ringseal::Result<Vec<_>>>()?;
+    let worst = errors
+        .into_iter()
+        .fold(0.0, |worst: f64, error| if error.abs() > worst.abs() { error } else { worst });
+    Ok(Some(ErrorRow { what, count: these.len(), median: median_error(these, calibration)?, worst }))
+}
+
+/// Of what was measured on one GPU.
 fn error_rows(measured: &Measured, calibration: &Calibration) -> Outcome<Vec<ErrorRow>> {
-    let kinds = [
-        (Protection::Plain, "plain"),
-        (Protection::Aes128, "sealed, AES-128"),
-        (Protection::Aes256, "sealed, AES-256"),
-        (Protection::Seed, "seed"),
-        (Protection::SeedPlain, "seed without cryptography"),
-    ];
-    let judged = || measured.observations.iter().filter(|one| JUDGED.contains(&one.bytes));
+    let judged = || measured.observations.iter().filter(|one| one.one_gpu && JUDGED.contains(&one.bytes));
     let mut rows = Vec::new();
-    let mut push = |what: String, these: Vec<&Observation>| {
-        if !these.is_empty() {
-            let median = median_error(these.iter().copied(), calibration)?;
-            let mut worst = 0.0_f64;
-            for one in &these {
-                let error = one.error(calibration)?;
-                worst = if error.abs() > worst.abs() { error } else { worst };
-            }
-            rows.push(ErrorRow { what, count: these.len(), median, worst });
-        }
-        Ok::<_, ringseal::Error>(())
-    };
-    for (kernels, name) in kinds {
-        for algorithm in ["ring", "relay", "direct", "tree"] {
+    for (kernels, name) in KINDS {
+        for algorithm in Algorithm::ALL.map(Algorithm::name) {
             let these = judged().filter(|one| one.kernels == kernels && one.algorithm == algorithm);
-            push(format!("{algorithm}, {name}"), these.collect())?;
+            rows.extend(error_row(format!("{algorithm}, {name}"), these.collect(), calibration)?);
         }
     }
     for ranks in RANKS {
-        push(format!("{ranks} ranks, all of these"), judged().filter(|one| one.ranks == ranks).collect())?;
+        let these = judged().filter(|one| one.ranks == ranks);
+        rows.extend(error_row(format!("{ranks} ranks, all of these"), these.collect(), calibration)?);
     }
-    push("all".into(), judged().collect())?;
-    let (held_out, rest): (Vec<_>, Vec<_>) = measured
-        .observations
-        .iter()
-        .cloned()
-        .chain(nvlink_h200())
-        .partition(|one| one.one_gpu && one.ranks == 4);
+    rows.extend(error_row("all".into(), judged().collect(), calibration)?);
+    let (held_out, rest): (Vec<_>, Vec<_>) =
+        fitted_to(measured).into_iter().partition(|one| one.one_gpu && one.ranks == 4);
     if !held_out.is_empty() && calibration.seed.is_some() {
         let without = fit(calibration, &rest)?;
-        let these: Vec<_> = held_out.iter().filter(|one| JUDGED.contains(&one.bytes)).collect();
-        let errors = these.iter().map(|one| one.error(&without)).collect::<ringseal::Result<Vec<_>>>()?;
-        rows.push(ErrorRow {
-            what: "4 ranks, from a fit without them".into(),
-            count: these.len(),
-            median: median_error(these, &without)?,
-            worst: errors
-                .into_iter()
-                .fold(0.0, |worst: f64, error| if error.abs() > worst.abs() { error } else { worst }),
-        });
+        let these = held_out.iter().filter(|one| JUDGED.contains(&one.bytes)).collect();
+        rows.extend(error_row("4 ranks, from a fit without them".into(), these, &without)?);
     }
     Ok(rows)
 }
@@ -356,6 +403,7 @@ mod tests {
         let one = |method: &str, us| Iteration {
             workload: "BERT".into(),
             method: method.into(),
+            one_gpu: true,
             ranks: 4,
             all_reduces: 1,
             bytes: 1,
@@ -365,16 +413,18 @@ mod tests {
             machine: String::new(),
             driver: String::new(),
             ringseal: String::new(),
+            across: None,
             observations: Vec::new(),
             iterations: vec![
                 one("plain", 10.0),
                 one("seed", 110.0),
                 one("relay", 30.0),
-                one(KEYSTREAM_READY, 15.0),
+                one("relay-ready", 15.0),
             ],
             missing: Vec::new(),
         };
-        let rows = measured_rows(&measured);
+        assert!(measured_rows(&measured, false).is_empty());
+        let rows = measured_rows(&measured, true);
         let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
         let (best, ready) = (row.best.as_ref().unwrap(), row.ready.as_ref().unwrap());
         assert_eq!((best.method.as_str(), best.cost_us, ready.cost_us), ("relay", 20.0, 5.0));

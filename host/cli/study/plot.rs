@@ -20,7 +20,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(204, 121, 167),
 ];
 /// Methods in the order of their colours.
-const METHODS: [&str; 6] = ["plain", "seed", "seed-tree", "ring", "relay", "direct"];
+const METHODS: [&str; 7] = ["plain", "seed", "seed-tree", "ring", "relay", "direct", "relay-ready"];
 
 /// A named line of points.
 type Line = (String, Vec<(f64, f64)>);
