@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::channel::{Crypto, KeyLength};
+use crate::collective::Algorithm;
 use crate::{Error, Result};
 
 /// The format that this version reads and writes.
@@ -39,8 +40,23 @@ pub struct Calibration {
     pub aes_128: RingKernel,
     /// The sealed one with AES-256.
     pub aes_256: RingKernel,
+    /// The direct algorithm's kernels, where they have been measured; otherwise they are taken for the ring's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<DirectKernels>,
     /// The separate kernels of the published system, where they have been measured.
     pub seed: Option<SeedKernels>,
+}
+
+/// The persistent kernels of the direct algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectKernels {
+    /// Without cryptography.
+    pub plain: RingKernel,
+    /// Sealed with AES-128.
+    pub aes_128: RingKernel,
+    /// Sealed with AES-256.
+    pub aes_256: RingKernel,
 }
 
 /// What lies between two ranks.
@@ -137,16 +153,31 @@ impl Calibration {
         }
     }
 
-    pub(super) const fn ring_mut(&mut self, crypto: Crypto) -> &mut RingKernel {
-        match crypto {
-            Crypto::None => &mut self.plain,
-            Crypto::Gcm(KeyLength::Aes128) => &mut self.aes_128,
-            Crypto::Gcm(KeyLength::Aes256) => &mut self.aes_256,
+    /// The kernel for this algorithm and kind of protection.
+    pub const fn kernel(&self, algorithm: Algorithm, crypto: Crypto) -> &RingKernel {
+        match (algorithm, &self.direct, crypto) {
+            (Algorithm::Direct, Some(direct), Crypto::None) => &direct.plain,
+            (Algorithm::Direct, Some(direct), Crypto::Gcm(KeyLength::Aes128)) => &direct.aes_128,
+            (Algorithm::Direct, Some(direct), Crypto::Gcm(KeyLength::Aes256)) => &direct.aes_256,
+            _ => self.ring(crypto),
+        }
+    }
+
+    pub(super) const fn kernel_mut(&mut self, algorithm: Algorithm, crypto: Crypto) -> &mut RingKernel {
+        match (algorithm, &mut self.direct, crypto) {
+            (Algorithm::Direct, Some(direct), Crypto::None) => &mut direct.plain,
+            (Algorithm::Direct, Some(direct), Crypto::Gcm(KeyLength::Aes128)) => &mut direct.aes_128,
+            (Algorithm::Direct, Some(direct), Crypto::Gcm(KeyLength::Aes256)) => &mut direct.aes_256,
+            (_, _, Crypto::None) => &mut self.plain,
+            (_, _, Crypto::Gcm(KeyLength::Aes128)) => &mut self.aes_128,
+            (_, _, Crypto::Gcm(KeyLength::Aes256)) => &mut self.aes_256,
         }
     }
 
     fn check(&self) -> std::result::Result<(), &'static str> {
-        let kernels = [&self.plain, &self.aes_128, &self.aes_256];
+        let direct = self.direct.iter().map(|direct| [&direct.plain, &direct.aes_128, &direct.aes_256]);
+        let kernels: Vec<_> =
+            std::iter::once([&self.plain, &self.aes_128, &self.aes_256]).chain(direct).collect();
         let links = [self.same_gpu, self.nvlink, self.network];
         let seed: Vec<_> =
             self.seed.iter().flat_map(|seed| [seed.encrypt, seed.mac, seed.copy, seed.reduce]).collect();
@@ -157,7 +188,7 @@ impl Calibration {
         times.push(self.issue_us);
         times.extend(seed.iter().map(|kernel| kernel.fixed_us));
         times.extend(self.seed.iter().map(|seed| seed.issue_us));
-        for kernel in kernels {
+        for kernel in kernels.iter().flatten() {
             rates.push(kernel.move_gb_s);
             rates.extend(kernel.crypt_gb_s);
             times.extend([kernel.start_us, kernel.record_us, kernel.tag_us]);
@@ -165,7 +196,10 @@ impl Calibration {
         if self.multiprocessors == 0 {
             return Err("a GPU has at least one multiprocessor");
         }
-        if self.plain.crypt_gb_s.is_some() || kernels[1..].iter().any(|kernel| kernel.crypt_gb_s.is_none()) {
+        let belongs = |[plain, sealed @ ..]: &[&RingKernel; 3]| {
+            plain.crypt_gb_s.is_none() && sealed.iter().all(|kernel| kernel.crypt_gb_s.is_some())
+        };
+        if !kernels.iter().all(belongs) {
             return Err("crypt_gb_s belongs to the sealed kernels, and only to them");
         }
         if !rates.iter().all(|rate| rate.is_finite() && *rate > 0.0) {
@@ -191,8 +225,28 @@ mod tests {
     }
 
     #[test]
+    fn directs_own_kernels_are_kept_and_checked() {
+        let ring = Calibration { direct: None, ..Calibration::h200() };
+        let sealed = Crypto::Gcm(KeyLength::Aes128);
+        assert_eq!(ring.kernel(Algorithm::Direct, sealed), ring.kernel(Algorithm::Ring, sealed));
+        let own = |move_gb_s| {
+            let own = |kernel| RingKernel { move_gb_s, ..kernel };
+            let [plain, aes_128, aes_256] = [ring.plain, ring.aes_128, ring.aes_256].map(own);
+            Calibration { direct: Some(DirectKernels { plain, aes_128, aes_256 }), ..ring.clone() }
+        };
+        let read = Calibration::from_json(&own(20.0).to_json()).unwrap();
+        assert_eq!(read, own(20.0));
+        assert_eq!(read.kernel(Algorithm::Direct, sealed).move_gb_s, 20.0);
+        assert_eq!(read.kernel(Algorithm::RelayRing, sealed), ring.ring(sealed));
+        assert!(Calibration::from_json(&own(-1.0).to_json()).is_err());
+        let mut unsealed = own(20.0);
+        unsealed.kernel_mut(Algorithm::Direct, sealed).crypt_gb_s = None;
+        assert!(Calibration::from_json(&unsealed.to_json()).is_err());
+    }
+
+    #[test]
     fn figures_that_mean_nothing_are_refused() {
-        let text = Calibration::h200().to_json();
+        let text = Calibration { direct: None, ..Calibration::h200() }.to_json();
         for (from, to) in [
             ("\"format\": 1", "\"format\": 2"),
             ("\"multiprocessors\": 132", "\"multiprocessors\": 0"),

@@ -134,7 +134,7 @@ pub fn median_error<'a>(
 
 /// Figures of `start`, changed so that the model comes nearest to the observations. Figures that no observation bears on
 /// stay as they are: the network's always, NVLink's unless some were made over it, and so on. A sealed kernel moves bytes
-/// as the plain one does. Of the published structure, what a launch takes of its thread and the rate of copying are fitted
+/// as the plain one does. Where `start` has figures of the direct algorithm's own, those and no others are fitted to it. Of the published structure, what a launch takes of its thread and the rate of copying are fitted
 /// to runs without cryptography, an addition costing what a copy costs; then what any launch takes of the GPU, and the MAC's
 /// rate, to the sealed ones. The cipher's rate stays.
 ///
@@ -145,23 +145,34 @@ pub fn fit(start: &Calibration, observations: &[Observation]) -> Result<Calibrat
         return Err(Error::InvalidArgument("an observed time is not positive".into()));
     }
     let mut calibration = start.clone();
+    let own = |one: &Observation| start.direct.is_some() && one.algorithm == Algorithm::Direct.name();
     // The plain ring first: the others build on its figures.
-    for kernels in
-        [Protection::Plain, Protection::Aes128, Protection::Aes256, Protection::SeedPlain, Protection::Seed]
-    {
-        let these: Vec<_> = observations.iter().filter(|one| one.kernels == kernels).collect();
+    for (kernels, algorithm) in [
+        (Protection::Plain, Algorithm::Ring),
+        (Protection::Plain, Algorithm::Direct),
+        (Protection::Aes128, Algorithm::Ring),
+        (Protection::Aes128, Algorithm::Direct),
+        (Protection::Aes256, Algorithm::Ring),
+        (Protection::Aes256, Algorithm::Direct),
+        (Protection::SeedPlain, Algorithm::Ring),
+        (Protection::Seed, Algorithm::Ring),
+    ] {
+        let bears =
+            |one: &&Observation| one.kernels == kernels && own(one) == (algorithm == Algorithm::Direct);
+        let these: Vec<_> = observations.iter().filter(bears).collect();
         if these.is_empty() {
             continue;
         }
         let fitted = Fitted {
             kernels,
+            algorithm,
             one_gpu: these.iter().any(|one| one.one_gpu),
             nvlink: these.iter().any(|one| !one.one_gpu),
         };
         if let Some(crypto) = kernels.crypto().filter(|_| kernels != Protection::Plain) {
-            let plain = calibration.plain;
-            let ring = calibration.ring_mut(crypto);
-            (ring.record_us, ring.move_gb_s) = (plain.record_us, plain.move_gb_s);
+            let plain = *calibration.kernel(algorithm, Crypto::None);
+            let sealed = calibration.kernel_mut(algorithm, crypto);
+            (sealed.record_us, sealed.move_gb_s) = (plain.record_us, plain.move_gb_s);
         }
         let squares = |calibration: &Calibration| {
             these
@@ -183,6 +194,8 @@ pub fn fit(start: &Calibration, observations: &[Observation]) -> Result<Calibrat
 /// Which figures are fitted at once.
 struct Fitted {
     kernels: Protection,
+    /// The ring stands for all that have no figures of their own.
+    algorithm: Algorithm,
     one_gpu: bool,
     nvlink: bool,
 }
@@ -190,6 +203,11 @@ struct Fitted {
 impl Fitted {
     fn figures<'c>(&self, calibration: &'c mut Calibration) -> Vec<&'c mut f64> {
         match self.kernels.crypto() {
+            // Memory and links are the ring's to say.
+            Some(Crypto::None) if self.algorithm == Algorithm::Direct => {
+                let plain = calibration.kernel_mut(self.algorithm, Crypto::None);
+                vec![&mut plain.start_us, &mut plain.record_us, &mut plain.move_gb_s]
+            }
             Some(Crypto::None) => {
                 let plain = &mut calibration.plain;
                 let mut figures = vec![&mut plain.start_us, &mut plain.record_us, &mut plain.move_gb_s];
@@ -204,9 +222,9 @@ impl Fitted {
                 figures
             }
             Some(crypto) => {
-                let ring = calibration.ring_mut(crypto);
-                let mut figures = vec![&mut ring.start_us, &mut ring.tag_us];
-                figures.extend(&mut ring.crypt_gb_s);
+                let sealed = calibration.kernel_mut(self.algorithm, crypto);
+                let mut figures = vec![&mut sealed.start_us, &mut sealed.tag_us];
+                figures.extend(&mut sealed.crypt_gb_s);
                 figures
             }
             None => calibration.seed.as_mut().map_or(Vec::new(), |seed| match self.kernels {
@@ -277,6 +295,7 @@ fn pattern_search(start: Vec<f64>, value: impl Fn(&[f64]) -> f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::study::calibration::{DirectKernels, RingKernel};
 
     #[test]
     fn a_search_finds_the_bottom_of_a_bent_valley() {
@@ -312,6 +331,53 @@ mod tests {
         let ratio = found.nvlink.gb_s / truth.nvlink.gb_s;
         assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
         assert_eq!(found.aes_256, truth.aes_256);
+    }
+
+    /// Its kernel's figures don't bear on the ring's, nor the ring's on them.
+    #[test]
+    fn direct_has_figures_of_its_own_where_it_was_measured() {
+        let mut truth = Calibration::h200();
+        let slower = |kernel: RingKernel, crypt| RingKernel {
+            move_gb_s: 20.0,
+            crypt_gb_s: kernel.crypt_gb_s.map(|_| crypt),
+            ..kernel
+        };
+        let own = DirectKernels {
+            plain: slower(truth.plain, 0.0),
+            aes_128: slower(truth.aes_128, 3.0),
+            aes_256: slower(truth.aes_256, 2.0),
+        };
+        truth.direct = Some(own);
+        let mut observations = Vec::new();
+        for (kernels, algorithm) in [
+            (Protection::Plain, Algorithm::Ring),
+            (Protection::Plain, Algorithm::Direct),
+            (Protection::Aes128, Algorithm::Ring),
+            (Protection::Aes128, Algorithm::Direct),
+        ] {
+            for (ranks, bytes) in [(2, 1 << 10), (4, 1 << 20), (4, 16 << 20), (2, 256 << 20)] {
+                let algorithm = algorithm.name().into();
+                let mut one = Observation { kernels, algorithm, one_gpu: true, ranks, bytes, us: 1.0 };
+                one.us = 1.0 + one.error(&truth).unwrap();
+                observations.push(one);
+            }
+        }
+        let guess = |kernel: RingKernel| RingKernel { move_gb_s: 29.0, ..kernel };
+        let [plain, aes_128, aes_256] = [truth.plain, truth.aes_128, truth.aes_256].map(guess);
+        let start = Calibration { direct: Some(DirectKernels { plain, aes_128, aes_256 }), ..truth.clone() };
+        let found = fit(&start, &observations).unwrap();
+        let error = |calibration| {
+            let direct = observations.iter().filter(|one| one.algorithm == "direct");
+            median_error(direct, calibration).unwrap()
+        };
+        assert!(error(&start) > 0.02 && error(&found) < 0.01, "{} {}", error(&start), error(&found));
+        let [ring, direct] =
+            [found.aes_128, found.direct.unwrap().aes_128].map(|kernel| kernel.crypt_gb_s.unwrap());
+        assert!((direct / 3.0 - 1.0).abs() < 0.05, "{direct}");
+        assert!((ring / truth.aes_128.crypt_gb_s.unwrap() - 1.0).abs() < 0.05, "{ring}");
+        // Without them it is the ring's observation like any other.
+        let shared = fit(&Calibration { direct: None, ..truth }, &observations).unwrap();
+        assert!(shared.direct.is_none() && shared.aes_128.crypt_gb_s.unwrap() < ring);
     }
 
     fn measured() -> Vec<Observation> {

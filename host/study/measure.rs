@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::buckets::{DEFAULT_CAP_MIB, bucket_bytes};
-use super::calibration::{Calibration, KernelCost, SeedKernels};
+use super::calibration::{Calibration, DirectKernels, KernelCost, RingKernel, SeedKernels};
 use super::fit::{Observation, Protection, fit};
 use super::model::Method;
 use super::workloads::Workload;
@@ -408,22 +408,24 @@ pub fn measured_h200() -> Measured {
         .expect("the file is checked by a test")
 }
 
-/// What of the measurements, and of those that are checked in, the model's figures are fitted to: rings, sealed as they go or
-/// plain, wherever they are, and the published structure on one GPU. Direct and the exchange have kernels of their own,
+/// What of the measurements, and of those that are checked in, the model's figures are fitted to: rings and direct, sealed as
+/// they go or plain, wherever they are, and the published structure on one GPU. The exchange has kernels of its own,
 /// keystream that is ready is loaded instead of made, and across GPUs the published structure copies by other means: what
 /// the model says of these is a prediction by the others' figures. Without rings across GPUs an H200 has those of
 /// [`nvlink_h200`].
 pub fn fitted_to(measured: &Measured) -> Vec<Observation> {
-    let ring = |one: &Observation| {
-        [Algorithm::Ring, Algorithm::RelayRing].iter().any(|ring| ring.name() == one.algorithm)
+    let modelled = |one: &Observation| {
+        let algorithms = [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Direct];
+        algorithms.iter().any(|algorithm| algorithm.name() == one.algorithm)
     };
     let bears = |one: &&Observation| match one.kernels {
-        Protection::Plain | Protection::Aes128 | Protection::Aes256 => ring(one),
+        Protection::Plain | Protection::Aes128 | Protection::Aes256 => modelled(one),
         Protection::Seed | Protection::SeedPlain => one.one_gpu,
         Protection::Aes128Ready => false,
     };
     let mut observations: Vec<_> = measured.observations.iter().filter(bears).cloned().collect();
-    if measured.machine == H200 && observations.iter().all(|one| one.one_gpu) {
+    let linked = |one: &Observation| !one.one_gpu && one.algorithm == Algorithm::Ring.name();
+    if measured.machine == H200 && !observations.iter().any(linked) {
         observations.extend(nvlink_h200());
     }
     observations
@@ -445,11 +447,20 @@ pub fn calibrate(start: &Calibration, measured: &Measured, multiprocessors: u32)
     };
     let mut start = Calibration { multiprocessors, machine: measured.machine.clone(), ..start.clone() };
     start.seed.get_or_insert(seed);
-    let mut calibration = fit(&start, &fitted_to(measured))?;
+    let observations = fitted_to(measured);
+    if observations.iter().any(|one| one.algorithm == Algorithm::Direct.name()) {
+        start.direct.get_or_insert(own_direct(&start));
+    }
+    let mut calibration = fit(&start, &observations)?;
+    if let Some(direct) = &mut calibration.direct {
+        // Not measured: the cipher is the ring's.
+        let DirectKernels { plain: RingKernel { record_us, move_gb_s, .. }, .. } = *direct;
+        direct.aes_256 = RingKernel { record_us, move_gb_s, ..calibration.aes_256 };
+    }
     let across = measured.observations.iter().filter(|one| !one.one_gpu).map(|one| one.ranks).max();
     let links = match (&measured.across, across) {
         (Some(origin), Some(ranks)) => {
-            format!("those of rings across up to {ranks} of them ({})", origin.driver)
+            format!("those of rings and direct across up to {ranks} of them ({})", origin.driver)
         }
         _ if measured.machine == H200 => {
             "benches/results/study-nvlink-2026-11-29.json, two H200s over NVLink".into()
@@ -463,6 +474,15 @@ pub fn calibrate(start: &Calibration, measured: &Measured, multiprocessors: u32)
         measured.machine, measured.driver
     );
     Ok(calibration)
+}
+
+/// From where the search for figures of the direct algorithm starts: the ring's, but that a block's own rate binds, as that
+/// of all blocks together would hide it.
+fn own_direct(start: &Calibration) -> DirectKernels {
+    let move_gb_s = start.memory_gb_s / f64::from(start.multiprocessors);
+    let [plain, aes_128, aes_256] =
+        [start.plain, start.aes_128, start.aes_256].map(|kernel| RingKernel { move_gb_s, ..kernel });
+    DirectKernels { plain, aes_128, aes_256 }
 }
 
 /// Ranks' gradients and streams.
@@ -699,13 +719,13 @@ mod tests {
     }
 
     #[test]
-    fn the_model_is_fitted_to_rings_wherever_they_are_and_to_the_published_structure_on_one_gpu() {
+    fn the_model_is_fitted_to_persistent_kernels_anywhere_and_to_the_published_structure_on_one_gpu() {
         let all = |one_gpu| {
             [
                 (Protection::Plain, Algorithm::Ring, true),
                 (Protection::Aes256, Algorithm::RelayRing, true),
                 (Protection::Aes128, Algorithm::Exchange, false),
-                (Protection::Aes128, Algorithm::Direct, false),
+                (Protection::Aes128, Algorithm::Direct, true),
                 (Protection::Aes128Ready, Algorithm::RelayRing, false),
                 (Protection::Seed, Algorithm::Tree, one_gpu),
                 (Protection::SeedPlain, Algorithm::Ring, one_gpu),

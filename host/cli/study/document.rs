@@ -41,7 +41,7 @@ pub(super) fn summary(figures: &Figures) -> String {
 
 /// docs/study.md.
 pub(super) fn markdown(figures: &Figures, calibration: &Calibration) -> String {
-    let mut text = introduction();
+    let mut text = introduction(calibration);
     if figures.machine.is_none() {
         text +=
             "**Nothing in this copy was measured**: it was made without a GPU and without `--measured`.\n\n";
@@ -49,7 +49,7 @@ pub(super) fn markdown(figures: &Figures, calibration: &Calibration) -> String {
     text += "## Beside the paper's figures\n\n";
     text += &paper(figures);
     text += "\n## Targets\n\n";
-    text += &targets(figures);
+    text += &targets(figures, calibration);
     if let Some(machine) = &figures.machine {
         let _ = write!(text, "\n## Measured\n\nAll ranks on one {machine}. {MEASURED}{EIGHT}\n\n");
         text += &measured_table(&figures.measured, &METHODS);
@@ -102,7 +102,11 @@ pub(super) fn markdown(figures: &Figures, calibration: &Calibration) -> String {
     text
 }
 
-fn introduction() -> String {
+fn introduction(calibration: &Calibration) -> String {
+    let figures = match calibration.direct {
+        None => "direct, and relay among more than two ranks, are modelled with the ring kernel's figures",
+        Some(_) => "relay is modelled with the ring kernel's figures, direct with those of its own",
+    };
     format!(
         "# What sealing costs the training of six models
 
@@ -122,7 +126,7 @@ ringseal study --measured {H200_FILE} --out docs
 **Measured** always means: run for real. All ranks are on one GPU, so that the link between them is the GPU's memory, unless
 it says that each has its own.
 **Modelled** means computed from the equations in `study::model`, with figures fitted to measurements. No training was run,
-and direct, and relay among more than two ranks, are modelled with the ring kernel's figures, keystream that is ready with those
+and {figures}, keystream that is ready with the ring's
 and without a cipher. All numbers are in `study/study.json`.
 
 | method | what it is |
@@ -269,8 +273,8 @@ fn measured_across(across: &Across) -> String {
     text += &missing(&across.missing);
     if !across.errors.is_empty() {
         text += "\nThe model's time over the measured one, less one, from 1 MiB to 256 MiB across GPUs. The model is fitted to the \
-                 sealed and plain rings and relay rings among these; of all others it is a prediction, by the figures of the \
-                 ring's kernels and of what was measured on one GPU:\n\n";
+                 rings, relay rings and direct among these, sealed as they go or plain; of all others it is a prediction, by the \
+                 figures of the ring's kernels and of what was measured on one GPU:\n\n";
         text += &error_table(&across.errors);
     }
     text
@@ -350,17 +354,19 @@ fn operations_table(figures: &Figures) -> String {
 }
 
 fn rates(calibration: &Calibration) -> String {
-    let Calibration { memory_gb_s, nvlink, network, aes_128, aes_256, seed, .. } = calibration;
+    let Calibration { memory_gb_s, nvlink, network, aes_128, aes_256, direct, seed, .. } = calibration;
     let mut text = heading("figure", &["value"]);
     let mut row = |name: &str, value: String| line(&mut text, &format!("| {name} | {value} |"));
     row("memory", format!("{memory_gb_s} GB/s"));
     row("NVLink, a direction", format!("{} GB/s, {} us a hop", nvlink.gb_s, nvlink.hop_us));
     row("network, a GPU (assumed)", format!("{} GB/s, {} us a hop", network.gb_s, network.hop_us));
-    for (name, kernel) in [("AES-128", aes_128), ("AES-256", aes_256)] {
+    let rings = [("in the ring, AES-128", aes_128), ("in the ring, AES-256", aes_256)];
+    let direct = direct.iter().map(|direct| ("directly, AES-128", &direct.aes_128));
+    for (name, kernel) in rings.into_iter().chain(direct) {
         let rate = kernel.crypt_gb_s.unwrap_or_default();
         let gpu = rate * f64::from(calibration.multiprocessors);
         row(
-            &format!("sealing or opening in the ring, {name}"),
+            &format!("sealing or opening {name}"),
             format!("{rate} GB/s a multiprocessor ({gpu:.0} a GPU), {} us a tag", kernel.tag_us),
         );
     }
@@ -424,7 +430,7 @@ fn paper(figures: &Figures) -> String {
     text
 }
 
-fn targets(figures: &Figures) -> String {
+fn targets(figures: &Figures, calibration: &Calibration) -> String {
     let mut text = String::new();
     line(
         &mut text,
@@ -466,10 +472,10 @@ fn targets(figures: &Figures) -> String {
         &mut text,
         &format!(
             "* Communication at most 1.25x plain, modelled at NVLink 4's rates, n = 4, best algorithm: {}; relay with {NOT_COUNTED}: \
-             {}. Direct, and what is ready, are predicted by the ring kernels' figures; how far these are off where they were \
-             measured is below.",
+             {}. {} predicted by the ring kernels' figures; how far off that is where it was measured is below.",
             slowdowns(rows().filter_map(fastest).collect()),
-            slowdowns(rows().filter_map(|row| row.slowdown.get("relay-ready").copied()).collect())
+            slowdowns(rows().filter_map(|row| row.slowdown.get("relay-ready").copied()).collect()),
+            if calibration.direct.is_some() { "What is ready is" } else { "Direct, and what is ready, are" }
         ),
     );
     if let Some(all) = figures.errors.iter().find(|row| row.what == "all") {
