@@ -359,20 +359,12 @@ pub fn measure(image: &[u8], plan: &Plan, mut progress: impl FnMut(&str)) -> Res
                 }
                 group => group?,
             };
-            for bytes in SIZES {
-                let back_to_back = if bytes <= 4 << 20 { 10 } else { 2 };
-                let us = bench.median_us(&mut group, &vec![bytes; back_to_back], plan.repeats)?;
-                measured.observations.push(Observation {
-                    kernels: Protection::of(method),
-                    algorithm: method.algorithm().name().into(),
-                    one_gpu,
-                    ranks,
-                    bytes,
-                    us: (us / back_to_back as f64 * 100.0).round() / 100.0,
-                });
-            }
-            if runs_iterations(method) {
-                bench.iterations(&mut group, method, plan, &buckets, &mut measured)?;
+            match bench.method(&mut group, method, plan, &buckets, &mut measured) {
+                // Keystream that was not ready after all is no reason to lose the others' times.
+                Err(Error::InvalidArgument(why)) if matches!(method, Method::Ready(_)) => {
+                    measured.missing.push(format!("{what}: {why}"));
+                }
+                done => done?,
             }
         }
     }
@@ -504,6 +496,34 @@ impl Bench {
             bench.gradients.push(gradients);
         }
         Ok(bench)
+    }
+
+    /// All that is timed of a method: each model's iteration, of all-reduces of the lengths in `buckets`, and single
+    /// all-reduces.
+    fn method(
+        &mut self,
+        group: &mut Group,
+        method: Method,
+        plan: &Plan,
+        buckets: &[Vec<usize>],
+        measured: &mut Measured,
+    ) -> Result<()> {
+        if runs_iterations(method) {
+            self.iterations(group, method, plan, buckets, measured)?;
+        }
+        for bytes in SIZES {
+            let back_to_back = if bytes <= 4 << 20 { 10 } else { 2 };
+            let us = self.median_us(group, &vec![bytes; back_to_back], plan.repeats)?;
+            measured.observations.push(Observation {
+                kernels: Protection::of(method),
+                algorithm: method.algorithm().name().into(),
+                one_gpu: plan.one_gpu(),
+                ranks: self.streams.len(),
+                bytes,
+                us: (us / back_to_back as f64 * 100.0).round() / 100.0,
+            });
+        }
+        Ok(())
     }
 
     /// Each model's iteration, of all-reduces of the lengths in `buckets`.

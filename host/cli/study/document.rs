@@ -244,7 +244,7 @@ fn missing(what: &[String]) -> String {
         return String::new();
     }
     let list: String = what.iter().map(|what| format!("* {what}\n")).collect();
-    format!("\nNot measured, because the kernels don't do it yet:\n\n{list}")
+    format!("\nNot measured, and why:\n\n{list}")
 }
 
 fn error_table(rows: &[ErrorRow]) -> String {
