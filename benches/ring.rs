@@ -1,6 +1,6 @@
 //! All-reduce on GPUs, in nccl-tests' columns: `cargo bench --bench ring -- [--devices 0,1] [--ranks 2] [--min 1024]
 //! [--max 1073741824] [--ptx FILE] [--sm N] [--record BYTES] [--ring | --relay | --exchange | --direct | --tree] [--aes128 | --aes256] [--bf16 | --i32] [--nccl]
-//! [--keystream [--may-miss]] [--json FILE]`.
+//! [--in-place] [--keystream [--may-miss]] [--json FILE]`.
 //!
 //! Times are of collectives queued back to back, by events on rank 0's stream: median, least and greatest of 20. With
 //! `--keystream` all keystream is ready before they begin, and its making is not in the times; `#missed` counts the records
@@ -33,6 +33,7 @@ struct Arguments {
     dtype: Dtype,
     keystream: bool,
     may_miss: bool,
+    in_place: bool,
     nccl: bool,
     json: Option<String>,
 }
@@ -51,6 +52,7 @@ fn arguments() -> Arguments {
         dtype: Dtype::F32,
         keystream: false,
         may_miss: false,
+        in_place: false,
         nccl: false,
         json: None,
     };
@@ -78,6 +80,7 @@ fn arguments() -> Arguments {
             "--i32" => parsed.dtype = Dtype::I32,
             "--keystream" => parsed.keystream = true,
             "--may-miss" => parsed.may_miss = true,
+            "--in-place" => parsed.in_place = true,
             "--nccl" => parsed.nccl = true,
             "--json" => parsed.json = Some(value()),
             // Given by `cargo bench` itself.
@@ -143,7 +146,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let buffers: Vec<RankBuffers> = inputs
         .iter()
         .zip(&outputs)
-        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+        .map(|(input, output)| RankBuffers {
+            input: if arguments.in_place { output.pointer() } else { input.pointer() },
+            output: output.pointer(),
+        })
         .collect();
     let mut inputs = inputs;
     let size = arguments.dtype.size();
@@ -176,6 +182,22 @@ fn run(arguments: &Arguments) -> Result<()> {
             },
         };
         let ours = measure(&streams, bytes, collective)?;
+        if arguments.in_place {
+            // What is timed sums sums.
+            if arguments.keystream {
+                unprepared += 1 - group.make_keystream(&[bytes])?;
+                group.wait_for_keystream()?;
+            }
+            for ((input, output), stream) in inputs.iter().zip(&outputs).zip(&streams) {
+                // SAFETY: both hold `max` bytes, and live until the streams are waited for.
+                unsafe { stream.copy(output.pointer(), input.pointer(), bytes)? };
+            }
+            // SAFETY: as above.
+            unsafe { group.all_reduce(&buffers, count, arguments.dtype, ReduceOp::Sum, &streams)? };
+            for stream in &streams {
+                stream.synchronize()?;
+            }
+        }
         group.outcome()?;
         let sums: Vec<Vec<u8>> = (0..KEYS)
             .map(|key| element(arguments.dtype, (0..ranks).map(|rank| value(rank, key)).sum()))
@@ -220,6 +242,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             "sm_budget": arguments.sm_budget,
             "algorithm": arguments.algorithm.name(),
             "crypto": format!("{:?}", arguments.crypto),
+            "in_place": arguments.in_place,
             "keystream_ahead": arguments.keystream,
             "keystream_misses": if arguments.keystream { Some(all_misses) } else { None },
             "dtype": format!("{:?}", arguments.dtype),

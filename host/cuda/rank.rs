@@ -511,7 +511,13 @@ impl GpuRank {
         let common = request.op().is_none_or(|op| is_common(reduction(dtype as u32, op as u32)));
         let mut record_bytes = plan_record_bytes(&plan, self.exchange.is_some(), &self.options, self.blocks);
         if common && self.shares_steps() {
-            record_bytes = shared_record_bytes(record_bytes);
+            record_bytes = match &self.exchange {
+                Some(_) if request.collective() == Collective::AllReduce => {
+                    shortly_exchanged_record_bytes(bytes, self.blocks).unwrap_or(record_bytes)
+                }
+                Some(_) => record_bytes,
+                None => shared_record_bytes(record_bytes),
+            };
         }
         let records = records_of(chunk, record_bytes);
         self.prepare_steps(plan, chunk, records)?;
@@ -524,7 +530,6 @@ impl GpuRank {
     fn shares_steps(&self) -> bool {
         let options = &self.options;
         self.short.is_some()
-            && self.exchange.is_none()
             && self.keystream.is_none()
             && options.record_bytes.is_none()
             && options.launch != LaunchForm::PerStep
@@ -731,6 +736,13 @@ impl GpuRank {
                 }
             };
         };
+        if let (None, Some(blocks), Some(kernel)) =
+            (taken, short_exchange(&ring.ring, common, self.blocks), &mut self.short)
+        {
+            let kernel = kernel.get(&self.module)?;
+            // SAFETY: the caller's; the kernel takes `SealedRingParams`, and the plan's steps are an exchange.
+            return unsafe { kernel.launch(Launch { blocks, ..launch }, stream, ring) };
+        }
         let most = ring.ring.records.max(1);
         let sealers = sealing_blocks(plan.bytes, self.blocks);
         let (openers, sealers) = ((self.blocks - sealers).min(most), sealers.min(most));
@@ -1025,6 +1037,23 @@ fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
     }
 }
 
+/// Bytes of a record of an exchange by [`short_exchange`], which has one for each block; `None` of a vector that is too long.
+fn shortly_exchanged_record_bytes(bytes: usize, blocks: u32) -> Option<usize> {
+    Some(chosen_record_bytes(bytes, blocks)).filter(|&record_bytes| is_short(record_bytes))
+}
+
+/// The blocks that exchange a vector by the kernel for short records, which makes keystream before a record arrives; `None`
+/// where there are more records than blocks, or a reduction that it doesn't know.
+///
+/// In place, a block opens the record that it sealed, so that nothing is overwritten before it is sealed. Otherwise other
+/// blocks open, where there are enough.
+fn short_exchange(ring: &RingParams, common: bool, blocks: u32) -> Option<u32> {
+    let records = ring.records;
+    let short = common && is_short(ring.record_bytes as usize) && (1..=blocks).contains(&records);
+    let in_place = ring.input == ring.output;
+    short.then(|| if in_place { records } else { blocks.min(2 * records) })
+}
+
 /// Whether records of so many bytes are those of the kernels for short ones.
 fn is_short(record_bytes: usize) -> bool {
     record_bytes <= LONGEST_SHORT_RECORD as usize
@@ -1114,8 +1143,14 @@ mod tests {
                 for bytes in (1..=longest).step_by(10_007).chain([longest]) {
                     let record = exchanged_record_bytes(bytes, blocks);
                     assert!(record <= LONGEST_EXCHANGED as usize && record.is_multiple_of(16));
-                    let records = records_of(bytes, record);
-                    assert!(records <= room, "{bytes} bytes, {blocks} blocks: {records} records");
+                    let short = shortly_exchanged_record_bytes(bytes, blocks);
+                    for record in [Some(record), short].into_iter().flatten() {
+                        let records = records_of(bytes, record);
+                        assert!(records <= room, "{bytes} bytes, {blocks} blocks: {records} records");
+                    }
+                    if let Some(record) = short {
+                        assert!(records_of(bytes, record) <= blocks as usize);
+                    }
                 }
             }
         }

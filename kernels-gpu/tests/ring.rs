@@ -718,6 +718,50 @@ fn an_exchange_of_two_is_one_hop_and_has_the_same_bits() {
     }
 }
 
+/// By the kernel for short records: other blocks open than seal where the grid has twice as many as there are records, which it
+/// doesn't in place. In turn with the exchange's own kernel, on the same mailboxes.
+#[test]
+fn a_short_exchange_has_the_same_bits() {
+    for (grid, count, record_bytes, in_place) in [
+        (1, 1, 4096, true),
+        (2, 1023, 4096, false),
+        (1, 1023, 4096, true),
+        (3, 9001, LONGEST_SHORT_RECORD, true),
+        (3, 9001, LONGEST_SHORT_RECORD, false),
+        (5, 9001, LONGEST_SHORT_RECORD, false),
+        (6, 9001, LONGEST_SHORT_RECORD, false),
+    ] {
+        let two = Setup {
+            collective: Collective::Exchange,
+            in_place,
+            ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
+        };
+        let vectors = vectors(2, 4 * count);
+        let expected = expected(&two, &vectors, add_f32, |sum| sum);
+        let keys = Keys::new(2);
+        let mut group = Group::new(two, &vectors);
+        let sealed = [vec![0; grid as usize], vec![0; grid as usize]];
+        for sequence in 1..5 {
+            match sequence {
+                3 => group.exchange(&keys, 0, &sealed, exchange_sealed_128),
+                _ => group.sealed(&keys, relay_short_128),
+            }
+            let records = (4 * count).div_ceil(record_bytes as usize) as u32;
+            for rank in 0..2 {
+                let state = group.states[rank as usize];
+                assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{count}: rank {rank}");
+                assert!(group.output(rank) == expected, "{count}, in place {in_place}: rank {rank}");
+                let crossed: Vec<u8> =
+                    (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
+                assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
+                if in_place {
+                    group.inputs[rank as usize].bytes()[..4 * count].copy_from_slice(&vectors[rank as usize]);
+                }
+            }
+        }
+    }
+}
+
 /// Blocks of one half each, and of both; what crosses, and the result, are those of the ring's kernels.
 #[test]
 fn the_exchanges_own_kernels_have_the_same_bits() {
