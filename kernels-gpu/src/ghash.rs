@@ -477,7 +477,8 @@ impl GroupedChains {
     }
 }
 
-/// Copies [`GhashKey::lanes`] to shared memory at `address`. All threads of the block; visible after the next barrier.
+/// Copies [`GhashKey::lanes`] to shared memory at `address`. All threads of the block; visible after the next
+/// [`device::sync_threads`].
 ///
 /// # Safety
 /// `key` is the address of a filled [`GhashKey`]; [`LANES_BYTES`] of shared memory at `address`, a multiple of 16, are
@@ -493,6 +494,30 @@ pub unsafe fn load_lanes(key: u64, address: u32) {
                 global::load_16(key + LANES_OFFSET + 16 * index as u64),
             )
         };
+    }
+}
+
+/// The first half of [`load_lanes`]: what this thread copies, loaded.
+///
+/// # Safety
+/// As [`load_lanes`].
+#[inline(always)]
+pub unsafe fn fetch_lane(key: u64) -> Quad {
+    // By every thread, without a branch: those with nothing to copy load some of it again.
+    // SAFETY: the caller's.
+    unsafe { global::load_16(key + LANES_OFFSET + 16 * (thread::index() % LANES) as u64) }
+}
+
+/// The second half of [`load_lanes`].
+///
+/// # Safety
+/// As [`load_lanes`].
+#[inline(always)]
+pub unsafe fn store_lane(lane: Quad, address: u32) {
+    let index = thread::index();
+    if index < LANES {
+        // SAFETY: the caller's.
+        unsafe { shared::store_16::<0>(address + 16 * index, lane) };
     }
 }
 

@@ -233,15 +233,17 @@ pub const RELEASER: u32 = 0;
 /// The thread that awaits the predecessor's signals.
 const POLLER: u32 = THREADS - 32;
 
-/// A rank's part in one collective.
+/// A rank's part in one collective. `wire` is made by all of the block's threads, while what the rank knows of the collective is
+/// being loaded.
 ///
 /// # Safety
 /// As [`Wire::transfer`]; `params` describes live memory.
 #[inline(always)]
-pub unsafe fn collective<W: Wire>(params: RingParams, mut wire: W) {
+pub unsafe fn collective<W: Wire>(params: RingParams, wire: impl FnOnce() -> W) {
     // SAFETY: by the caller's promise.
     unsafe {
         let block = enter(params);
+        let mut wire = wire();
         if params.awaits_successor != 0 && thread::block_index() == 0 && thread::index() == RELEASER {
             let predecessor = if params.rank == 0 { params.ranks - 1 } else { params.rank - 1 };
             let notice = global::load_u64(params.notices + 8 * predecessor as u64);
@@ -736,7 +738,7 @@ kernel! {
     /// A plain collective, for sums and averages of f32, f16 and bf16.
     fn ring_plain(params: RingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params, Plain::<true>) }
+        unsafe { collective(params, || Plain::<true>) }
     }
 }
 
@@ -746,6 +748,6 @@ kernel! {
     /// A plain collective, for every element type and operation.
     fn ring_plain_any(params: RingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params, Plain::<false>) }
+        unsafe { collective(params, || Plain::<false>) }
     }
 }

@@ -17,8 +17,8 @@
 use crate::aes::{Keys, Prefix, RoundKeys, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
-    self, Chains, GhashKey, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, load_lanes,
-    warp_sum,
+    self, Chains, GhashKey, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, fetch_lane,
+    load_lanes, store_lane, warp_sum,
 };
 use crate::padded::{ChunkPads, claim_of_chunk, make_pad};
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
@@ -386,11 +386,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         unsafe {
             let matrices = Matrices::fetch(key);
             load_lanes(key, PREDECESSOR_LANES);
-            let index = thread::index();
-            if index < SHARED_KEYS_BYTES / 16 {
-                let round_key = global::load_16(key + ROUND_KEYS_OFFSET + 16 * index as u64);
-                shared::store_16::<SENDER_ROUND_KEYS>(16 * index, round_key);
-            }
+            store_round_key(fetch_round_key(key));
             Matrices::store(matrices, PREDECESSOR_MATRICES);
             device::sync_threads();
             // After the barrier: before it, others may still compare with the sender before.
@@ -877,33 +873,65 @@ pub(crate) const fn offset(at: i32) -> u64 {
     16 * at as u32 as u64
 }
 
+/// Which of a [`SenderKey`]'s round keys this thread copies: one that another copies too, where there are more threads.
+///
+/// # Safety
+/// `key` is the address of a filled [`SenderKey`].
+#[inline(always)]
+unsafe fn fetch_round_key(key: u64) -> Quad {
+    let index = thread::index() % (SHARED_KEYS_BYTES / 16);
+    // SAFETY: the caller's.
+    unsafe { global::load_16(key + ROUND_KEYS_OFFSET + 16 * index as u64) }
+}
+
+/// Stores what [`fetch_round_key`] returned; visible after the next barrier.
+///
+/// # Safety
+/// All threads of the block; nobody reads the place before that barrier.
+#[inline(always)]
+unsafe fn store_round_key(round_key: Quad) {
+    let index = thread::index();
+    if index < SHARED_KEYS_BYTES / 16 {
+        // SAFETY: the caller's.
+        unsafe { shared::store_16::<SENDER_ROUND_KEYS>(16 * index, round_key) };
+    }
+}
+
 /// The kernels' body.
 ///
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
 unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
-    // All loads are under way before the first store.
-    // SAFETY: the regions of shared memory are disjoint; the keys are filled.
-    let (own, predecessor) =
-        unsafe { (Matrices::fetch(params.own.ghash_key), Matrices::fetch(params.predecessor.ghash_key)) };
-    let tables = Tables::fill::<THREADS>();
-    // SAFETY: as above.
-    let (own_matrices, predecessor_matrices) = unsafe {
-        load_lanes(params.own.ghash_key, OWN_LANES);
-        load_lanes(params.predecessor.ghash_key, PREDECESSOR_LANES);
-        (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
-    };
-    device::sync_threads();
-    let wire = Sealed::<_, ROUNDS, COMMON, false, false> {
-        params,
-        pads: 0,
-        scratch: 0,
-        tables,
-        opener: &params.predecessor.round_keys,
-        own_matrices,
-        predecessor_matrices,
-        turn: 0,
+    let (own_key, predecessor_key) = (params.own.ghash_key, params.predecessor.ghash_key);
+    let wire = || {
+        // All loads are under way before the first store.
+        // SAFETY: the keys are filled.
+        let (own, predecessor, lanes) = unsafe {
+            (
+                Matrices::fetch(own_key),
+                Matrices::fetch(predecessor_key),
+                [fetch_lane(own_key), fetch_lane(predecessor_key)],
+            )
+        };
+        let tables = Tables::fill::<THREADS>();
+        // SAFETY: the regions of shared memory are disjoint.
+        let (own_matrices, predecessor_matrices) = unsafe {
+            store_lane(lanes[0], OWN_LANES);
+            store_lane(lanes[1], PREDECESSOR_LANES);
+            (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
+        };
+        device::sync_threads();
+        Sealed::<_, ROUNDS, COMMON, false, false> {
+            params,
+            pads: 0,
+            scratch: 0,
+            tables,
+            opener: &params.predecessor.round_keys,
+            own_matrices,
+            predecessor_matrices,
+            turn: 0,
+        }
     };
     // SAFETY: the caller's.
     unsafe { collective(params.ring, wire) }
@@ -920,12 +948,29 @@ pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const P
     scratch: u64,
 ) -> Sealed<'_, SharedKeys, ROUNDS, COMMON, true, PADDED> {
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
-    let own = unsafe { Matrices::fetch(params.own.ghash_key) };
+    let (rank, ranks) = (params.ring.rank, params.ring.ranks);
+    let predecessor = if rank == 0 { ranks - 1 } else { rank - 1 };
+    let key = params.senders + predecessor as u64 * size_of::<SenderKey>() as u64;
+    // All loads are under way before the first store.
+    // SAFETY: the keys are filled, and the table has the predecessor.
+    let (own, opener, lanes, round_key) = unsafe {
+        (
+            Matrices::fetch(params.own.ghash_key),
+            Matrices::fetch(key),
+            [fetch_lane(params.own.ghash_key), fetch_lane(key)],
+            fetch_round_key(key),
+        )
+    };
     let tables = Tables::fill::<THREADS>();
-    // SAFETY: as above.
-    let own_matrices = unsafe {
-        load_lanes(params.own.ghash_key, OWN_LANES);
-        Matrices::store(own, OWN_MATRICES)
+    // SAFETY: the regions of shared memory are disjoint, and nobody reads them before the barrier.
+    let (own_matrices, predecessor_matrices) = unsafe {
+        store_lane(lanes[0], OWN_LANES);
+        store_lane(lanes[1], PREDECESSOR_LANES);
+        store_round_key(round_key);
+        if thread::index() == 0 {
+            shared::store_u32::<0>(SENDER, predecessor);
+        }
+        (Matrices::store(own, OWN_MATRICES), Matrices::store(opener, PREDECESSOR_MATRICES))
     };
     let wire = Sealed {
         params,
@@ -934,14 +979,9 @@ pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const P
         tables,
         opener: SharedKeys(SENDER_ROUND_KEYS),
         own_matrices,
-        predecessor_matrices: Matrices::at(PREDECESSOR_MATRICES),
+        predecessor_matrices,
         turn: 0,
     };
-    // SAFETY: nothing was opened before; the caller's. The first barrier is also the one after which the tables are used.
-    unsafe {
-        let (rank, ranks) = (params.ring.rank, params.ring.ranks);
-        wire.switch_to(if rank == 0 { ranks - 1 } else { rank - 1 });
-    }
     // A block may have no record in the steps before the first that opens.
     device::sync_threads();
     wire
@@ -993,7 +1033,7 @@ kernel! {
     /// As `ring_sealed_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, any_sender::<10, true, false>(&params, 0, 0)) }
+        unsafe { collective(params.ring, || any_sender::<10, true, false>(&params, 0, 0)) }
     }
 }
 
@@ -1003,7 +1043,7 @@ kernel! {
     /// As `ring_sealed_any_128`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, any_sender::<10, false, false>(&params, 0, 0)) }
+        unsafe { collective(params.ring, || any_sender::<10, false, false>(&params, 0, 0)) }
     }
 }
 
@@ -1013,7 +1053,7 @@ kernel! {
     /// As `ring_sealed_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, any_sender::<14, true, false>(&params, 0, 0)) }
+        unsafe { collective(params.ring, || any_sender::<14, true, false>(&params, 0, 0)) }
     }
 }
 
@@ -1023,7 +1063,7 @@ kernel! {
     /// As `ring_sealed_any_256`, for schedules in which records come from other ranks than the predecessor.
     fn relay_sealed_any_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, any_sender::<14, false, false>(&params, 0, 0)) }
+        unsafe { collective(params.ring, || any_sender::<14, false, false>(&params, 0, 0)) }
     }
 }
 
@@ -1033,7 +1073,11 @@ kernel! {
     /// As `relay_sealed_128`, with keystream that was made ahead where it was.
     fn relay_padded_128(params: PaddedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring.ring, any_sender::<10, true, true>(&params.ring, params.pads, params.scratch)) }
+        unsafe {
+            // Made before the collective is entered: what is known of that would take registers of the loop's.
+            let wire = any_sender::<10, true, true>(&params.ring, params.pads, params.scratch);
+            collective(params.ring.ring, || wire)
+        }
     }
 }
 
@@ -1043,6 +1087,10 @@ kernel! {
     /// As `relay_sealed_256`, with keystream that was made ahead where it was.
     fn relay_padded_256(params: PaddedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring.ring, any_sender::<14, true, true>(&params.ring, params.pads, params.scratch)) }
+        unsafe {
+            // Made before the collective is entered: what is known of that would take registers of the loop's.
+            let wire = any_sender::<14, true, true>(&params.ring, params.pads, params.scratch);
+            collective(params.ring.ring, || wire)
+        }
     }
 }

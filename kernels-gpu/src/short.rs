@@ -158,7 +158,7 @@ kernel! {
     /// As `relay_sealed_128`, for records of one tile, as fast as one after another can be.
     fn relay_short_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, Short(any_sender::<10, true, false>(&params, 0, 0))) }
+        unsafe { collective(params.ring, || Short(any_sender::<10, true, false>(&params, 0, 0))) }
     }
 }
 
@@ -168,6 +168,6 @@ kernel! {
     /// As `relay_sealed_256`, for records of one tile, as fast as one after another can be.
     fn relay_short_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, Short(any_sender::<14, true, false>(&params, 0, 0))) }
+        unsafe { collective(params.ring, || Short(any_sender::<14, true, false>(&params, 0, 0))) }
     }
 }
