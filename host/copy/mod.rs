@@ -21,11 +21,13 @@
 //! # What is trusted
 //!
 //! Staging memory and the bus are not: the host seals in memory of its own and moves only ciphertext to staging, and opens
-//! what it has first moved out of staging. What tells the kernels where records lie, and their verdicts, go by the
-//! driver's own copies from ordinary memory, as kernel parameters do; on a confidential GPU the driver encrypts these.
+//! what it has first moved out of staging. What tells the kernels where records lie, with the tags that they compare, and
+//! their verdicts go by the driver's own copies from and to ordinary memory, as kernel parameters do; on a confidential GPU
+//! the driver encrypts these.
 
 mod cipher;
 mod keys;
+mod notes;
 mod pipeline;
 #[cfg(test)]
 mod tests;
@@ -39,6 +41,7 @@ use crate::{Error, Result};
 
 pub use cipher::HostCipher;
 pub(crate) use keys::{Call, Keys};
+pub(crate) use notes::Notes;
 pub(crate) use pipeline::{Far, Shape, Tap, receive, send};
 
 /// Stands in the additional data where a collective has its code.
@@ -100,6 +103,13 @@ impl CopyOptions {
             return bad("piece_records, slots and threads must be at least 1");
         }
         Ok(())
+    }
+
+    /// Staging memory of one side.
+    pub(crate) fn staging_bytes(&self) -> Result<usize> {
+        self.shape(1).slot_bytes().checked_mul(self.slots).ok_or_else(|| {
+            Error::InvalidArgument("sealed copies: more staging memory than there can be".into())
+        })
     }
 
     pub(crate) const fn shape(&self, bytes: usize) -> Shape {

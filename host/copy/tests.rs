@@ -2,22 +2,24 @@
 
 use std::collections::HashSet;
 
+use ringseal_kernels::gcm::{FORGED, Record, VERIFIED};
+
 use super::*;
 use crate::aead::{Aead, AesKey, Iv};
 use crate::backend;
 use crate::channel::GroupSecret;
 
-/// A far side whose device memory is a vector. A piece passes only when it is asked about twice, as a device's would.
+/// A far side whose device memory are vectors, and whose kernels do what the notes say. A piece passes only when it is asked
+/// about twice, as a device's would.
 struct HostFar {
-    direction: Direction,
-    shape: Shape,
-    call: Call,
+    notes: Notes,
     aead: Aead,
     staging: Vec<u8>,
+    device_staging: Vec<u8>,
     memory: Vec<u8>,
+    control: Vec<u8>,
     queued: usize,
     passed: usize,
-    verified: bool,
 }
 
 impl HostFar {
@@ -27,56 +29,98 @@ impl HostFar {
         shape: Shape,
         call: Call,
         backend: &str,
-        memory: Vec<u8>,
+        mut memory: Vec<u8>,
     ) -> Self {
         let backend = backend::by_name(backend).unwrap();
-        Self {
+        let staging = vec![0; shape.slots * shape.slot_bytes()];
+        let (mut device_staging, mut control) = (staging.clone(), vec![0; Notes::control_bytes(shape)]);
+        let notes = Notes {
             direction,
-            shape,
             call,
-            aead: Aead::new(backend.as_ref(), &keys.key(direction).unwrap()).unwrap(),
-            staging: vec![0; shape.slots * shape.slot_bytes()],
-            memory,
-            queued: 0,
-            passed: 0,
-            verified: true,
-        }
+            shape,
+            control: control.as_mut_ptr() as u64,
+            texts: memory.as_mut_ptr() as u64,
+            staging: device_staging.as_mut_ptr() as u64,
+        };
+        let aead = Aead::new(backend.as_ref(), &keys.key(direction).unwrap()).unwrap();
+        Self { notes, aead, staging, device_staging, memory, control, queued: 0, passed: 0 }
     }
 
     fn work(&mut self, piece: usize) {
-        for record in self.shape.piece(piece) {
-            let slot = piece % self.shape.slots * self.shape.slot_bytes();
-            let (text_at, tag_at) = self.shape.places(record);
-            let nonce = self.call.nonce(record);
-            let (iv, associated) = (Iv::from_nonce(&nonce), self.call.associated(record));
-            let text = &mut self.memory[self.shape.record(record)];
-            let (staged, tag) =
-                (slot + text_at..slot + text_at + text.len(), slot + tag_at..slot + tag_at + 16);
-            match self.direction {
-                Direction::ToDevice => {
-                    text.copy_from_slice(&self.staging[staged]);
-                    let tag = self.staging[tag].try_into().unwrap();
-                    self.verified &= self.aead.open_in_place(iv, associated.as_bytes(), text, &tag).is_ok();
-                }
-                Direction::ToHost => {
-                    self.staging[staged.clone()].copy_from_slice(text);
-                    let text = &mut self.staging[staged];
-                    let made = self.aead.seal_in_place(iv, associated.as_bytes(), text).unwrap();
-                    self.staging[tag].copy_from_slice(&made);
+        let (notes, shape) = (self.notes, self.notes.shape);
+        let (slot, texts) = (piece % shape.slots * shape.slot_bytes(), shape.piece_bytes(piece));
+        let tags = slot + shape.text_bytes()..slot + shape.text_bytes() + 16 * shape.piece(piece).len();
+        let staged = slot..slot + texts.len();
+        notes.write(piece, &mut self.control[notes.of_piece(piece)]);
+        match notes.direction {
+            Direction::ToDevice => {
+                self.memory[texts].copy_from_slice(&self.staging[staged]);
+                self.control[notes.tags(piece)].copy_from_slice(&self.staging[tags]);
+                self.run(piece);
+            }
+            Direction::ToHost => {
+                self.run(piece);
+                for range in [staged, tags] {
+                    self.staging[range.clone()].copy_from_slice(&self.device_staging[range]);
                 }
             }
         }
+    }
+
+    /// What a kernel does with a piece's descriptors.
+    fn run(&mut self, piece: usize) {
+        let descriptors = self.control[self.notes.of_piece(piece)].as_chunks::<64>().0;
+        let descriptors = descriptors[..self.notes.shape.piece(piece).len()].to_vec();
+        for descriptor in descriptors {
+            // SAFETY: a record is plain words.
+            let record: Record = unsafe { descriptor.as_ptr().cast::<Record>().read_unaligned() };
+            let nonce: [u8; 16] = bytemuck::cast(record.j0);
+            assert_eq!(nonce[12..], [0, 0, 0, 1]);
+            let iv = Iv::from_nonce(nonce.first_chunk().unwrap());
+            let (length, aad_length) = (record.length as usize, record.aad_length as usize);
+            let part = |address: u64, bytes: usize, of: &Vec<u8>| {
+                let begin = (address - of.as_ptr() as u64) as usize;
+                assert!(begin + bytes <= of.len(), "outside its memory");
+                begin..begin + bytes
+            };
+            let associated = self.control[part(record.aad, aad_length, &self.control)].to_vec();
+            let input = part(record.input, length, &self.memory);
+            let verdict = part(record.verdict, 4, &self.control);
+            match self.notes.direction {
+                Direction::ToDevice => {
+                    assert_eq!(record.input, record.output);
+                    let tag = self.control[part(record.tag, 16, &self.control)].try_into().unwrap();
+                    let opened = self.aead.open_in_place(iv, &associated, &mut self.memory[input], &tag);
+                    let found = if opened.is_ok() { VERIFIED } else { FORGED };
+                    assert_eq!(self.control[verdict.clone()], [0; 4], "a record is opened twice");
+                    self.control[verdict].copy_from_slice(&found.to_le_bytes());
+                }
+                Direction::ToHost => {
+                    let output = part(record.output, length, &self.device_staging);
+                    let tag = part(record.tag, 16, &self.device_staging);
+                    self.device_staging[output.clone()].copy_from_slice(&self.memory[input]);
+                    let text = &mut self.device_staging[output];
+                    let made = self.aead.seal_in_place(iv, &associated, text).unwrap();
+                    self.device_staging[tag].copy_from_slice(&made);
+                }
+            }
+        }
+    }
+
+    fn verified(&self) -> bool {
+        let verdicts = self.control[self.notes.verdicts()].as_chunks().0;
+        verdicts.iter().all(|verdict| u32::from_le_bytes(*verdict) == VERIFIED)
     }
 }
 
 impl Far for HostFar {
     fn slot(&mut self, slot: usize) -> *mut u8 {
-        self.staging[slot * self.shape.slot_bytes()..].as_mut_ptr()
+        self.staging[slot * self.notes.shape.slot_bytes()..].as_mut_ptr()
     }
 
     fn queue(&mut self, piece: usize) -> Result<()> {
         assert_eq!(piece, self.queued, "pieces come in order");
-        assert!(piece < self.passed + self.shape.slots, "a slot is used again before it is free");
+        assert!(piece < self.passed + self.notes.shape.slots, "a slot is used again before it is free");
         self.work(piece);
         self.queued += 1;
         Ok(())
@@ -114,7 +158,7 @@ fn copy(
     match direction {
         Direction::ToDevice => {
             send(&mut far, &cipher, &call, shape, &data(bytes), options.threads, tap.as_mut()).unwrap();
-            let verdict = if far.verified { Ok(()) } else { Err(Error::Authentication) };
+            let verdict = if far.verified() { Ok(()) } else { Err(Error::Authentication) };
             (verdict, far.memory)
         }
         Direction::ToHost => {

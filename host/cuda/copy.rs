@@ -1,16 +1,16 @@
 //! Sealed copies between host and device memory: [`copy`](crate::copy) has the protocol.
 
-use std::collections::VecDeque;
 use std::fmt;
 
-use ringseal_kernels::gcm::{Record, VERIFIED, nonce_j0};
+use ringseal_kernels::gcm::VERIFIED;
 
 use super::cipher::Kernels;
 use super::gcm::GcmKey;
 use super::memory::{DeviceBuffer, HostBuffer};
 use super::stream::{Event, Stream};
-use crate::channel::{ASSOCIATED_DATA_BYTES, GroupSecret};
-use crate::copy::{Call, CopyOptions, Direction, Far, HostCipher, Keys, Shape, Tap, receive, send};
+use crate::aead::Tag;
+use crate::channel::GroupSecret;
+use crate::copy::{Call, CopyOptions, Direction, Far, HostCipher, Keys, Notes, Shape, Tap, receive, send};
 use crate::{Error, Result};
 
 /// Copies between host and device memory of which only ciphertext and tags leave either.
@@ -24,10 +24,16 @@ pub struct SealedCopy {
     staging: HostBuffer,
     /// As many on the device, for what the device seals.
     device_staging: DeviceBuffer,
-    /// Descriptors, additional data, verdicts and tags of the records of one copy.
+    /// The notes on one copy's records, and the verdicts.
     control: DeviceBuffer,
+    /// The notes as the host writes them: ordinary memory, which the driver copies and no device reaches.
+    written: Vec<u8>,
     copies: Stream,
     work: Stream,
+    /// Reached when what is in the slot has been moved.
+    moved: Vec<Event>,
+    /// Reached when the device has sealed the piece that comes next.
+    sealed: Event,
     failed: bool,
     tap: Option<Tap>,
 }
@@ -41,9 +47,7 @@ impl SealedCopy {
     pub fn new(kernels: &Kernels, secret: &GroupSecret, options: CopyOptions) -> Result<Self> {
         options.check()?;
         let device = kernels.device();
-        let staging_bytes = options.shape(1).slot_bytes().checked_mul(options.slots).ok_or_else(|| {
-            Error::InvalidArgument("sealed copies: more staging memory than there can be".into())
-        })?;
+        let staging_bytes = options.staging_bytes()?;
         let keys = Keys::new(secret, &options)?;
         let work = Stream::new(device)?;
         let expand = |direction| expanded(kernels, &keys, direction, &work);
@@ -54,6 +58,9 @@ impl SealedCopy {
             staging: HostBuffer::new(device, staging_bytes)?,
             device_staging: DeviceBuffer::new(device, staging_bytes)?,
             control: DeviceBuffer::new(device, 0)?,
+            written: Vec::new(),
+            moved: (0..options.slots).map(|_| Event::untimed(device)).collect::<Result<_>>()?,
+            sealed: Event::untimed(device)?,
             copies: Stream::new(device)?,
             work,
             keys,
@@ -184,17 +191,15 @@ impl SealedCopy {
         source: &[u8],
         tap: Option<&mut Tap>,
     ) -> Result<()> {
-        let control = self.describe(call, shape, |control, record| {
-            // Opened where the copy engine puts it.
-            let text = destination + shape.record(record).start as u64;
-            (text, text, control.tag(record))
-        })?;
-        let direction = Direction::ToDevice;
-        let mut far = self.far(direction, shape, control, destination);
-        let cipher = &self.ciphers[direction as usize].1;
-        send(&mut far, cipher, call, shape, source, self.options.threads, tap)?;
-        let mut verdicts = vec![0; 4 * shape.records()];
-        self.control.read(control.verdicts_offset(), &mut verdicts, &self.work)?;
+        let notes = self.notes(Direction::ToDevice, call, shape, destination)?;
+        let mut written = std::mem::take(&mut self.written);
+        let mut far = FarDevice { copy: self, notes, written: &mut written, queued: 0, passed: 0 };
+        let cipher = &self.ciphers[Direction::ToDevice as usize].1;
+        let sent = send(&mut far, cipher, call, shape, source, self.options.threads, tap);
+        self.written = written;
+        sent?;
+        let mut verdicts = vec![0; notes.verdicts().len()];
+        self.control.read(notes.verdicts().start, &mut verdicts, &self.work)?;
         if verdicts.as_chunks().0.iter().all(|verdict| u32::from_le_bytes(*verdict) == VERIFIED) {
             Ok(())
         } else {
@@ -210,163 +215,123 @@ impl SealedCopy {
         source: u64,
         tap: Option<&mut Tap>,
     ) -> Result<()> {
-        let staging = self.device_staging.pointer();
-        let control = self.describe(call, shape, |_, record| {
-            let slot = staging + (record / shape.piece_records % shape.slots * shape.slot_bytes()) as u64;
-            let (text, tag) = shape.places(record);
-            (source + shape.record(record).start as u64, slot + text as u64, slot + tag as u64)
-        })?;
-        let direction = Direction::ToHost;
-        let mut far = self.far(direction, shape, control, source);
-        let cipher = &self.ciphers[direction as usize].1;
-        receive(&mut far, cipher, call, shape, destination, self.options.threads, tap)
+        let notes = self.notes(Direction::ToHost, call, shape, source)?;
+        let mut written = std::mem::take(&mut self.written);
+        let mut far = FarDevice { copy: self, notes, written: &mut written, queued: 0, passed: 0 };
+        let cipher = &self.ciphers[Direction::ToHost as usize].1;
+        let received = receive(&mut far, cipher, call, shape, destination, self.options.threads, tap);
+        self.written = written;
+        received
     }
 
-    fn far(&self, direction: Direction, shape: Shape, control: Control, address: u64) -> FarDevice<'_> {
-        FarDevice {
-            direction,
-            shape,
-            control,
-            address,
-            key: &self.ciphers[direction as usize].2,
-            staging: self.staging.pointer(),
-            device_staging: self.device_staging.pointer(),
-            copies: &self.copies,
-            work: &self.work,
-            moved: VecDeque::new(),
-            passed: 0,
-        }
-    }
-
-    /// Writes the descriptors, additional data and blank verdicts of a copy's records to device memory, by the driver's
-    /// own path. `place` gives the addresses of a record's input, output and tag.
-    fn describe(
-        &mut self,
-        call: &Call,
-        shape: Shape,
-        place: impl Fn(&Control, usize) -> (u64, u64, u64),
-    ) -> Result<Control> {
-        let records = shape.records();
-        let needed = Control { address: 0, records }.tag(records) as usize;
+    /// Memory for the notes on a copy's records, on both sides, and blank verdicts.
+    fn notes(&mut self, direction: Direction, call: &Call, shape: Shape, texts: u64) -> Result<Notes> {
+        let needed = Notes::control_bytes(shape);
         if self.control.len() < needed {
             self.control = DeviceBuffer::new(self.kernels.device(), needed.next_power_of_two())?;
         }
-        let control = Control { address: self.control.pointer(), records };
-        let mut bytes = Vec::with_capacity(needed);
-        for record in 0..records {
-            let (input, output, tag) = place(&control, record);
-            let nonce = call.nonce(record);
-            let word =
-                |at: usize| u32::from_le_bytes([nonce[at], nonce[at + 1], nonce[at + 2], nonce[at + 3]]);
-            let addresses = [input, output, control.associated(record), tag, control.verdict(record)];
-            bytes.extend(addresses.map(u64::to_le_bytes).as_flattened());
-            // At most 1 GiB: the options say so.
-            let lengths = [shape.record(record).len() as u32, ASSOCIATED_DATA_BYTES as u32];
-            bytes.extend(lengths.map(u32::to_le_bytes).as_flattened());
-            bytes.extend(nonce_j0([word(0), word(4), word(8)]).map(u32::to_le_bytes).as_flattened());
+        let (control, staging) = (self.control.pointer(), self.device_staging.pointer());
+        let notes = Notes { direction, call: *call, shape, control, texts, staging };
+        let verdicts = notes.verdicts();
+        if self.written.len() < verdicts.start {
+            self.written.resize(verdicts.start, 0);
         }
-        for record in 0..records {
-            bytes.extend_from_slice(call.associated(record).as_bytes());
-        }
-        bytes.resize(control.verdicts_offset() + 4 * records, 0);
-        self.control.write(0, &bytes, &self.work)?;
-        Ok(control)
+        // SAFETY: inside the buffer, which lives until the stream's work is done; the copy before this one is.
+        unsafe { self.work.fill(control + verdicts.start as u64, 0, verdicts.len())? };
+        Ok(notes)
     }
 }
 
-/// Where things lie in the memory that describes the records of a copy: descriptors, additional data, verdicts, tags.
-#[derive(Clone, Copy)]
-struct Control {
-    address: u64,
-    records: usize,
-}
-
-// The descriptors are written field by field, in the order of the structure.
-const _: () = assert!(size_of::<Record>() == 64 && std::mem::offset_of!(Record, j0) == 48);
-const _: () =
-    assert!(std::mem::offset_of!(Record, verdict) == 32 && std::mem::offset_of!(Record, length) == 40);
-
-impl Control {
-    fn descriptor(&self, record: usize) -> u64 {
-        self.address + (record * size_of::<Record>()) as u64
-    }
-
-    fn associated(&self, record: usize) -> u64 {
-        self.descriptor(self.records) + (record * ASSOCIATED_DATA_BYTES) as u64
-    }
-
-    fn verdict(&self, record: usize) -> u64 {
-        self.associated(self.records) + 4 * record as u64
-    }
-
-    fn verdicts_offset(&self) -> usize {
-        self.records * (size_of::<Record>() + ASSOCIATED_DATA_BYTES)
-    }
-
-    fn tag(&self, record: usize) -> u64 {
-        self.verdict(self.records).next_multiple_of(16) + 16 * record as u64
-    }
-}
+/// The driver copies as much from ordinary memory without waiting for the stream (CUDA C++ Programming Guide, asynchronous
+/// concurrent execution).
+const UPLOAD_BYTES: usize = 64 << 10;
 
 /// The device as the pipeline sees it. Copies and kernels have a stream each, so that they overlap.
 struct FarDevice<'a> {
-    direction: Direction,
-    shape: Shape,
-    control: Control,
-    /// The device's end of the copy.
-    address: u64,
-    key: &'a GcmKey,
-    staging: u64,
-    device_staging: u64,
-    copies: &'a Stream,
-    work: &'a Stream,
-    /// What is reached when a piece has been moved, for those that were not yet when last asked.
-    moved: VecDeque<Event>,
+    copy: &'a SealedCopy,
+    notes: Notes,
+    /// Each piece's part is written once.
+    written: &'a mut [u8],
+    queued: usize,
     passed: usize,
+}
+
+impl FarDevice<'_> {
+    /// Queues the upload of a piece's notes, without the tags where there are none.
+    ///
+    /// # Safety
+    /// The copy's memory outlives the work; `tags` is the address of as many tags as the piece has records.
+    unsafe fn note(&mut self, piece: usize, tags: Option<*const u8>) -> Result<()> {
+        let (mut range, tags_at) = (self.notes.of_piece(piece), self.notes.tags(piece));
+        self.notes.write(piece, &mut self.written[range.clone()]);
+        match tags {
+            // Read once, here: what staging holds later doesn't matter.
+            // SAFETY: the caller's promise.
+            Some(tags) => unsafe {
+                let written = &mut self.written[tags_at];
+                tags.copy_to_nonoverlapping(written.as_mut_ptr(), written.len());
+            },
+            None => range.end = tags_at.start,
+        }
+        let mut to = self.notes.descriptors(piece);
+        for part in self.written[range].chunks(UPLOAD_BYTES) {
+            // SAFETY: the piece's part of the control memory; the caller's promise.
+            unsafe { self.copy.work.copy(to, part.as_ptr() as u64, part.len())? };
+            to += part.len() as u64;
+        }
+        Ok(())
+    }
 }
 
 impl Far for FarDevice<'_> {
     fn slot(&mut self, slot: usize) -> *mut u8 {
-        (self.staging + (slot * self.shape.slot_bytes()) as u64) as *mut u8
+        (self.copy.staging.pointer() + (slot * self.notes.shape.slot_bytes()) as u64) as *mut u8
     }
 
     fn queue(&mut self, piece: usize) -> Result<()> {
-        let shape = self.shape;
-        let records = shape.piece(piece);
-        let (bytes, tag_bytes) = (shape.piece_bytes(piece), 16 * records.len());
-        let offset = (piece % shape.slots * shape.slot_bytes()) as u64;
-        let (host, device) = (self.staging + offset, self.device_staging + offset);
-        let tags_at = shape.text_bytes() as u64;
-        let (descriptors, count) = (self.control.descriptor(records.start), records.len() as u32);
+        let (Notes { shape, direction, texts, staging, .. }, copy) = (self.notes, self.copy);
+        let SealedCopy { copies, work, sealed, .. } = copy;
+        let slot = piece % shape.slots;
+        let (host, device) = (self.slot(slot), staging + (slot * shape.slot_bytes()) as u64);
+        let (bytes, count) = (shape.piece_bytes(piece), shape.piece(piece).len());
+        let (tags_at, tag_bytes) = (shape.text_bytes(), size_of::<Tag>() * count);
+        let descriptors = self.notes.descriptors(piece);
+        let key = &copy.ciphers[direction as usize].2;
         // SAFETY: slots, control memory and keys live in the `SealedCopy`, which waits for both streams before it gives any
         // of them up; its caller vouches for the device's end. The pipeline queues a piece only when its slot is free.
         unsafe {
-            match self.direction {
+            match direction {
                 Direction::ToDevice => {
-                    self.copies.copy(self.address + bytes.start as u64, host, bytes.len())?;
-                    self.copies.copy(self.control.tag(records.start), host + tags_at, tag_bytes)?;
-                    let moved = self.copies.record()?;
-                    self.work.wait(&moved)?;
-                    self.key.open_records(descriptors, count, self.work)?;
-                    self.moved.push_back(moved);
+                    copies.copy(texts + bytes.start as u64, host as u64, bytes.len())?;
+                    copies.mark(&copy.moved[slot])?;
+                    self.note(piece, Some(host.add(tags_at)))?;
+                    work.wait(&copy.moved[slot])?;
+                    key.open_records(descriptors, count as u32, work)?;
                 }
                 Direction::ToHost => {
-                    self.key.seal_records(descriptors, count, self.work)?;
-                    self.copies.wait(&self.work.record()?)?;
-                    self.copies.copy(host, device, bytes.len())?;
-                    self.copies.copy(host + tags_at, device + tags_at, tag_bytes)?;
-                    self.moved.push_back(self.copies.record()?);
+                    self.note(piece, None)?;
+                    key.seal_records(descriptors, count as u32, work)?;
+                    work.mark(sealed)?;
+                    copies.wait(sealed)?;
+                    if bytes.len() == tags_at {
+                        // A full piece's tags come right after its text, and one copy takes less time than two.
+                        copies.copy(host as u64, device, tags_at + tag_bytes)?;
+                    } else {
+                        copies.copy(host as u64, device, bytes.len())?;
+                        copies.copy(host.add(tags_at) as u64, device + tags_at as u64, tag_bytes)?;
+                    }
+                    copies.mark(&copy.moved[slot])?;
                 }
             }
         }
+        self.queued += 1;
         Ok(())
     }
 
     fn passed(&mut self) -> Result<usize> {
-        while let Some(event) = self.moved.front()
-            && event.is_reached()?
+        while self.passed < self.queued
+            && self.copy.moved[self.passed % self.notes.shape.slots].is_reached()?
         {
-            self.moved.pop_front();
             self.passed += 1;
         }
         Ok(self.passed)

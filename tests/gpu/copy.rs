@@ -22,7 +22,10 @@ fn options() -> CopyOptions {
 fn shapes(device: &Device) -> Outcome {
     let stream = Stream::new(device)?;
     for key in [KeyLength::Aes128, KeyLength::Aes256] {
-        for options in [CopyOptions { key, ..options() }, CopyOptions { key, ..CopyOptions::default() }] {
+        // More records a piece than one upload describes.
+        let many = CopyOptions { record_bytes: 64, piece_records: 700, slots: 2, ..options() };
+        let all = [options(), CopyOptions::default(), many];
+        for options in all.map(|options| CopyOptions { key, ..options }) {
             let mut copy = SealedCopy::new(&kernels(device)?, &GroupSecret::random()?, options)?;
             for bytes in [0, 1, 17, 4095, 4096, 4097, 20_480, 20_481, 100_000, 5_000_001, 40_000_000] {
                 if bytes > longest() {
