@@ -56,6 +56,16 @@ fn information_needs_no_gpu() {
 }
 
 #[test]
+fn the_host_part_of_copies_needs_no_gpu() {
+    let bench =
+        ["copy-bench", "--backend", "cpu", "-b", "1000001", "-n", "1", "--slots", "2", "--aes", "128"];
+    let report = text(succeeds(run(ringseal(bench), b"")));
+    let row: Vec<_> = report.lines().last().unwrap().split_whitespace().collect();
+    assert!(row[..5] == ["128", "host", "to", "device", "-"] && row[6].parse::<f64>().is_ok(), "{report}");
+    fails(&run(ringseal(["copy-bench", "--backend", "emulated"]), b""), 2, &["--backend cpu"]);
+}
+
+#[test]
 fn the_ptx_files_are_the_embedded_ones() {
     use ringseal::ptx;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use ringseal::aead::AesKey;
 use ringseal::channel::{GroupSecret, KeyLength};
-use ringseal::copy::{CopyOptions, HostCipher};
+use ringseal::copy::{CopyOptions, HostCipher, Rehearsal};
 use ringseal::cuda::{Device, DeviceBuffer, HostBuffer, Kernels, SealedCopy, Stream};
 use ringseal::{Error, Result};
 
@@ -32,45 +32,60 @@ pub(crate) struct Arguments {
     /// Records moved at once.
     #[arg(long, value_name = "N", default_value_t = 64)]
     piece: usize,
+    /// Pieces under way at once.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    slots: usize,
     /// Copies timed; the median is shown.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
-    /// There is nothing to measure but on cuda.
+    /// cuda, or cpu for what the host does alone.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     backend: BackendName,
 }
 
-/// Medians of one direction.
+/// Medians of one direction; those with a GPU where there is one.
 struct Direction {
     name: &'static str,
+    host: Option<f64>,
+    gpu: Option<WithGpu>,
+}
+
+struct WithGpu {
     plain: f64,
     one_shot: f64,
     sealed: f64,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    if !matches!(arguments.backend, BackendName::Auto | BackendName::Cuda) {
-        return Err(Failure::Input("copy-bench measures copies to and from a GPU: --backend cuda".into()));
-    }
+    let kernels = match arguments.backend {
+        BackendName::Auto | BackendName::Cuda => Some(Kernels::embedded(&Device::open(0)?)?),
+        BackendName::Cpu => None,
+        BackendName::Emulated => {
+            let message = "copy-bench measures copies to and from a GPU, --backend cuda, or the host's part, --backend cpu";
+            return Err(Failure::Input(message.into()));
+        }
+    };
     if arguments.bytes.0 == 0 {
         return Err(Failure::Input("copy-bench: --bytes must be at least 1".into()));
     }
-    let device = Device::open(0)?;
-    let kernels = Kernels::embedded(&device)?;
     let defaults = CopyOptions::default();
     let options = CopyOptions {
         record_bytes: arguments.record.0,
         piece_records: arguments.piece,
+        slots: arguments.slots,
         threads: arguments.threads.unwrap_or(defaults.threads),
         ..defaults
+    };
+    let far = match &kernels {
+        Some(kernels) => kernels.device().name()?,
+        None => "no GPU".into(),
     };
     let mut stdout = io::stdout().lock();
     let mut say = |line: String| writeln!(stdout, "{line}").map_err(Failure::stdout);
     say(format!(
-        "# ringseal {}: copies of {} bytes, host and {}, {} host threads, records of {} bytes, {} a piece, {} pieces under way",
+        "# ringseal {}: copies of {} bytes, host and {far}, {} host threads, records of {} bytes, {} a piece, {} pieces under way",
         env!("CARGO_PKG_VERSION"),
         arguments.bytes,
-        device.name()?,
         options.threads,
         arguments.record,
         options.piece_records,
@@ -78,12 +93,13 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     ))?;
     say(format!(
         "# GB/s (1e9), medians of {} after 2 to warm up; one-shot: all is sealed, then moved, then opened\n\
-         # AES: what these threads seal in their caches; share: sealed / the slower of plain and AES",
+         # AES: what these threads seal in their caches; host: what they seal into staging memory with no GPU behind it\n\
+         # share: sealed / the slower of plain and AES",
         arguments.iterations
     ))?;
     say(format!(
-        "{:>7} {:>14} {:>8} {:>8} {:>9} {:>8} {:>7}",
-        "AES-GCM", "direction", "plain", "AES", "one-shot", "sealed", "share"
+        "{:>7} {:>14} {:>8} {:>8} {:>8} {:>9} {:>8} {:>7}",
+        "AES-GCM", "direction", "plain", "AES", "host", "one-shot", "sealed", "share"
     ))?;
     for (bits, key) in [("128", KeyLength::Aes128), ("256", KeyLength::Aes256)] {
         if arguments.aes.as_deref().is_some_and(|asked| asked != bits) {
@@ -91,15 +107,58 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
         }
         let options = CopyOptions { key, ..options };
         let aes = cipher_rate(&options)?;
-        for row in directions(&kernels, options, arguments)? {
-            let share = 100.0 * row.sealed / row.plain.min(aes);
+        let rows = match &kernels {
+            Some(kernels) => directions(kernels, options, arguments)?.into(),
+            None => vec![Direction {
+                name: "host to device",
+                host: Some(host_rate(options, arguments)?),
+                gpu: None,
+            }],
+        };
+        for Direction { name, host, gpu } in rows {
+            let shown = |rate: Option<f64>| rate.map_or("-".into(), |rate| format!("{rate:.1}"));
+            let share = gpu.as_ref().map(|gpu| 100.0 * gpu.sealed / gpu.plain.min(aes));
             say(format!(
-                "{bits:>7} {:>14} {:>8.1} {aes:>8.1} {:>9.1} {:>8.1} {share:>6.0}%",
-                row.name, row.plain, row.one_shot, row.sealed
+                "{bits:>7} {name:>14} {:>8} {aes:>8.1} {:>8} {:>9} {:>8} {:>7}",
+                shown(gpu.as_ref().map(|gpu| gpu.plain)),
+                shown(host),
+                shown(gpu.as_ref().map(|gpu| gpu.one_shot)),
+                shown(gpu.as_ref().map(|gpu| gpu.sealed)),
+                share.map_or("-".into(), |share| format!("{share:.0}%")),
             ))?;
         }
     }
     Ok(())
+}
+
+/// The median rate of `copy`, which copies as many bytes as asked, in GB/s.
+fn rate(arguments: &Arguments, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut times = Vec::new();
+    for iteration in 0..arguments.iterations + 2 {
+        let start = Instant::now();
+        copy()?;
+        if iteration >= 2 {
+            times.push(start.elapsed());
+        }
+    }
+    times.sort();
+    Ok(arguments.bytes.0 as f64 / times[times.len() / 2].as_secs_f64() / 1e9)
+}
+
+/// What the threads seal from ordinary memory into staging memory.
+fn host_rate(options: CopyOptions, arguments: &Arguments) -> Result<f64> {
+    let source = words(arguments.bytes.0);
+    let mut rehearsal = Rehearsal::new(options)?;
+    rate(arguments, || rehearsal.to_device(&source))
+}
+
+fn words(bytes: usize) -> Vec<u8> {
+    let mut buffer = vec![0; bytes];
+    for (index, word) in buffer.chunks_mut(8).enumerate() {
+        let value = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+        word.copy_from_slice(&value[..word.len()]);
+    }
+    buffer
 }
 
 /// Measures both directions, and checks that what came back is what went out.
@@ -108,21 +167,9 @@ fn directions(kernels: &Kernels, options: CopyOptions, arguments: &Arguments) ->
     let stream = Stream::new(device)?;
     let memory = DeviceBuffer::new(device, bytes)?;
     let mut pinned = HostBuffer::new(device, bytes)?;
-    let rate = |copy: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
-        let mut times = Vec::new();
-        for iteration in 0..arguments.iterations + 2 {
-            let start = Instant::now();
-            copy()?;
-            if iteration >= 2 {
-                times.push(start.elapsed());
-            }
-        }
-        times.sort();
-        Ok(bytes as f64 / times[times.len() / 2].as_secs_f64() / 1e9)
-    };
     let (host, on_device) = (pinned.pointer(), memory.pointer());
     let plain = |to: u64, from: u64| {
-        rate(&mut || {
+        rate(arguments, || {
             // SAFETY: both hold `bytes` bytes, and live until the wait.
             unsafe { stream.copy(to, from, bytes)? };
             stream.synchronize()
@@ -130,20 +177,16 @@ fn directions(kernels: &Kernels, options: CopyOptions, arguments: &Arguments) ->
     };
     let (plain_in, plain_out) = (plain(on_device, host)?, plain(host, on_device)?);
 
+    let wanted = words(bytes);
     // SAFETY: all copies are done.
     let buffer = &mut unsafe { pinned.as_mut_slice() }[..bytes];
-    for (index, word) in buffer.chunks_mut(8).enumerate() {
-        let value = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-        word.copy_from_slice(&value[..word.len()]);
-    }
-    let wanted = buffer.to_vec();
     let mut both = |options: CopyOptions| -> Result<(f64, f64)> {
         let mut copy = SealedCopy::new(kernels, &GroupSecret::random()?, options)?;
         // SAFETY: the device memory is as long as is copied, and nothing else uses it.
-        let to_device = rate(&mut || unsafe { copy.to_device(on_device, &wanted, &stream) })?;
+        let to_device = rate(arguments, || unsafe { copy.to_device(on_device, &wanted, &stream) })?;
         buffer.fill(0);
         // SAFETY: as above.
-        let to_host = rate(&mut || unsafe { copy.to_host(buffer, on_device, &stream) })?;
+        let to_host = rate(arguments, || unsafe { copy.to_host(buffer, on_device, &stream) })?;
         if buffer != wanted {
             return Err(Error::Cuda("a sealed copy arrived changed, and its tags verified".into()));
         }
@@ -152,9 +195,13 @@ fn directions(kernels: &Kernels, options: CopyOptions, arguments: &Arguments) ->
     let (sealed_in, sealed_out) = both(options)?;
     let whole = CopyOptions { piece_records: bytes.div_ceil(options.record_bytes), slots: 1, ..options };
     let (one_shot_in, one_shot_out) = both(whole)?;
+    let to_device = WithGpu { plain: plain_in, one_shot: one_shot_in, sealed: sealed_in };
+    let to_host = WithGpu { plain: plain_out, one_shot: one_shot_out, sealed: sealed_out };
+    let mut rehearsal = Rehearsal::new(options)?;
+    let host = rate(arguments, || rehearsal.to_device(&wanted))?;
     Ok([
-        Direction { name: "host to device", plain: plain_in, one_shot: one_shot_in, sealed: sealed_in },
-        Direction { name: "device to host", plain: plain_out, one_shot: one_shot_out, sealed: sealed_out },
+        Direction { name: "host to device", host: Some(host), gpu: Some(to_device) },
+        Direction { name: "device to host", host: None, gpu: Some(to_host) },
     ])
 }
 

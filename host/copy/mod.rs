@@ -29,6 +29,7 @@ mod cipher;
 mod keys;
 mod notes;
 mod pipeline;
+mod rehearsal;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +44,7 @@ pub use cipher::HostCipher;
 pub(crate) use keys::{Call, Keys};
 pub(crate) use notes::Notes;
 pub(crate) use pipeline::{Far, Shape, Tap, receive, send};
+pub use rehearsal::Rehearsal;
 
 /// Stands in the additional data where a collective has its code.
 pub const COPY_CODE: u8 = 0x40;

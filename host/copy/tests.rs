@@ -334,6 +334,17 @@ fn host_ciphers_agree() {
     }
 }
 
+/// With new keys when the old are used up.
+#[test]
+fn a_rehearsal_seals_as_a_copy_does() {
+    let mut rehearsal = Rehearsal::new(CopyOptions { key_bytes: 16 * 40, ..options(2) }).unwrap();
+    for _ in 0..3 {
+        rehearsal.to_device(&data(300)).unwrap();
+    }
+    assert!(matches!(rehearsal.to_device(&data(4000)), Err(Error::KeyExhausted { .. })));
+    assert!(Rehearsal::new(CopyOptions { slots: 0, ..options(1) }).is_err());
+}
+
 #[test]
 fn impossible_options_are_refused() {
     for options in [
