@@ -119,8 +119,8 @@ pub(crate) fn send<F: Far>(
     let seal = |record: usize, scratch: &mut Vec<u8>| -> Result<()> {
         let text = &source[shape.record(record)];
         // Sealed in memory of our own: staging never holds plaintext.
-        scratch.clear();
-        scratch.extend_from_slice(text);
+        scratch.resize(text.len(), 0);
+        fetch(scratch, text);
         let tag = cipher.seal(&call.nonce(record), call.associated(record).as_bytes(), scratch)?;
         let slot = slots[record / shape.piece_records % shape.slots];
         let (text_at, tag_at) = shape.places(record);
@@ -221,6 +221,21 @@ pub(crate) fn receive<F: Far>(
         destination.zeroize();
     }
     result
+}
+
+/// Copies from memory that is in no cache, as four runs side by side: more lines are on their way at once than where a
+/// processor fetches ahead in one run, a page at a time. `ringseal copy-bench --backend cpu` shows what it is worth.
+pub(super) fn fetch(destination: &mut [u8], source: &[u8]) {
+    const RUNS: usize = 4;
+    const LINE: usize = 64;
+    let run = source.len() / RUNS / LINE * LINE;
+    for at in (0..run).step_by(LINE) {
+        for begin in [0, run, 2 * run, 3 * run] {
+            let line = begin + at..begin + at + LINE;
+            destination[line.clone()].copy_from_slice(&source[line]);
+        }
+    }
+    destination[RUNS * run..].copy_from_slice(&source[RUNS * run..]);
 }
 
 fn slots<F: Far>(far: &mut F, shape: Shape) -> Vec<usize> {

@@ -334,6 +334,16 @@ fn host_ciphers_agree() {
     }
 }
 
+#[test]
+fn fetching_copies_every_length() {
+    let source = data(1100);
+    for bytes in 0..source.len() {
+        let mut copied = vec![0; bytes];
+        pipeline::fetch(&mut copied, &source[..bytes]);
+        assert!(copied == source[..bytes], "{bytes} bytes");
+    }
+}
+
 /// With new keys when the old are used up.
 #[test]
 fn a_rehearsal_seals_as_a_copy_does() {
