@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::thread::{self, Thread};
+use std::time::Duration;
 
 use zeroize::Zeroize;
 
@@ -90,6 +91,7 @@ struct Progress {
     /// Records of each piece that the threads are done with.
     done: Vec<AtomicUsize>,
     stop: AtomicBool,
+    feeder: Thread,
 }
 
 /// Stops all when one leaves by an error or a panic; forgotten by who leaves well.
@@ -142,11 +144,12 @@ pub(crate) fn send<F: Far>(
         |progress| {
             for piece in 0..shape.pieces() {
                 while !progress.is_done(shape, piece) {
-                    progress.publish(far.passed()?);
+                    let passed = far.passed()?;
+                    progress.publish(passed);
                     if progress.stopped() {
                         return Ok(());
                     }
-                    pause();
+                    progress.rest(shape, passed + shape.slots);
                 }
                 if let Some(tap) = &mut tap {
                     // SAFETY: the threads are done with the slot, and the far side has not begun.
@@ -204,7 +207,7 @@ pub(crate) fn receive<F: Far>(
             }
             let passed = far.passed()?;
             if passed == seen {
-                pause();
+                progress.rest(shape, seen);
             }
             while seen < passed {
                 if let Some(tap) = &mut tap {
@@ -249,6 +252,9 @@ unsafe fn slot_bytes<'a>(slots: &[usize], shape: Shape, piece: usize) -> &'a mut
     unsafe { std::slice::from_raw_parts_mut(slots[piece % shape.slots] as *mut u8, shape.slot_bytes()) }
 }
 
+/// The feeder looks again after this even if no piece is done: a thread may have failed.
+const REST: Duration = Duration::from_micros(200);
+
 /// Between looks at what others do: short, for a piece takes tens of microseconds, but not forever.
 fn pause() {
     for _ in 0..64 {
@@ -264,6 +270,7 @@ impl Progress {
             passed: AtomicUsize::new(0),
             done: (0..shape.pieces()).map(|_| AtomicUsize::new(0)).collect(),
             stop: AtomicBool::new(false),
+            feeder: thread::current(),
         }
     }
 
@@ -274,6 +281,17 @@ impl Progress {
 
     fn is_done(&self, shape: Shape, piece: usize) -> bool {
         self.done[piece].load(Ordering::Acquire) == shape.piece(piece).len()
+    }
+
+    /// The feeder's wait, where threads may take records of the first `free` pieces. As long as there is a piece that none has
+    /// begun, it leaves them the processor until one is done; then they may soon wait for it.
+    fn rest(&self, shape: Shape, free: usize) {
+        let begun = self.next_record.load(Ordering::Relaxed).div_ceil(shape.piece_records);
+        if begun < free.min(shape.pieces()) {
+            thread::park_timeout(REST);
+        } else {
+            pause();
+        }
     }
 
     fn stopped(&self) -> bool {
@@ -307,7 +325,9 @@ impl Progress {
                     pause();
                 }
                 work(record, &mut scratch)?;
-                self.done[piece].fetch_add(1, Ordering::Release);
+                if self.done[piece].fetch_add(1, Ordering::Release) + 1 == shape.piece(piece).len() {
+                    self.feeder.unpark();
+                }
             }
         };
         thread::scope(|scope| {
