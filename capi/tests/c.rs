@@ -70,3 +70,11 @@ fn the_example_of_sealed_copies_runs() {
     let copied = printed.strip_prefix("what can't be is refused\n").unwrap();
     assert!(copied.starts_with("what was copied") || copied.starts_with("SKIPPED: "), "{printed}");
 }
+
+/// On a GPU, if there is one, two processes share it.
+#[test]
+fn the_example_of_all_reduces_on_device_memory_runs() {
+    let printed = run_and_show("examples/c/gpu_all_reduce.c");
+    let (right, skipped) = (printed.matches("sums are right").count(), printed.matches("SKIPPED: ").count());
+    assert!(right + skipped == 2 && (right == 0 || skipped == 0), "{printed}");
+}
