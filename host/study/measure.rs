@@ -378,16 +378,16 @@ fn describe(method: Method) -> String {
     }
 }
 
-/// All-reduces of two H200s over NVLink, from benches/results/nvlink-2026-11-29.json.
+/// All-reduces of two H200s over NVLink, from benches/results/nvlink-2026-11-30.json.
 pub fn nvlink_h200() -> Vec<Observation> {
-    serde_json::from_str(include_str!("../../benches/results/study-nvlink-2026-11-29.json"))
+    serde_json::from_str(include_str!("../../benches/results/study-nvlink-2026-11-30.json"))
         .expect("the file is checked by a test")
 }
 
 /// The file of [`measured_h200`].
 macro_rules! h200_file {
     () => {
-        "benches/results/study-2026-11-29.json"
+        "benches/results/study-2026-11-30.json"
     };
 }
 
@@ -455,7 +455,7 @@ pub fn calibrate(start: &Calibration, measured: &Measured, multiprocessors: u32)
             format!("those of rings and direct across up to {ranks} of them ({})", origin.driver)
         }
         _ if measured.machine == H200 => {
-            "benches/results/study-nvlink-2026-11-29.json, two H200s over NVLink".into()
+            "benches/results/study-nvlink-2026-11-30.json, two H200s over NVLink".into()
         }
         _ => "nothing for NVLink, whose figures are an H200's".to_owned(),
     };
