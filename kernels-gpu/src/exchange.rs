@@ -27,8 +27,8 @@ use crate::ring::{
     reduced,
 };
 use crate::sealed::{
-    SealedKey, SealedRingParams, associated_data, inside, lengths, load_local, load_received, offset,
-    store_associated_data, store_local, store_part, store_sent, tag, with_associated_data,
+    SealedKey, SealedRingParams, associated_data, inside, lengths, load_local, load_pad, load_received,
+    offset, store_associated_data, store_local, store_part, store_sent, tag, with_associated_data,
 };
 
 /// The longest record in bytes.
@@ -435,7 +435,7 @@ impl<const ROUNDS: usize, const SEAL: bool, const PADDED: bool> Work<'_, ROUNDS,
         let pad_of = |first: i32| {
             let (at, whole) = (first + bits::opaque(thread::index()) as i32, whole_of(first));
             // SAFETY: places in the record's pad, or none.
-            unsafe { load_received(pads(), [at, at + APART as i32], bytes, whole) }
+            unsafe { load_pad(pads(), [at, at + APART as i32], bytes, whole) }
         };
         let before = bits::opaque(thread::index()) as i32 - (THREADS + pad) as i32;
         // SAFETY: prepared.

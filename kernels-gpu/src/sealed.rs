@@ -723,7 +723,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 let mut key_stream = [[0; 4]; 2];
                 if PADDED {
                     // SAFETY: the record's pad is made; places in it, or none.
-                    key_stream = unsafe { load_received(Self::pad(0), places, bytes, whole_tile) };
+                    key_stream = unsafe { load_pad(Self::pad(0), places, bytes, whole_tile) };
                 }
                 let mut local = [[0; 4]; 2];
                 if actions & REDUCE != 0 {
@@ -754,7 +754,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             }
             if PADDED && seals {
                 // SAFETY: as above.
-                key_stream_out = unsafe { load_received(Self::pad(1), places, bytes, whole_tile) };
+                key_stream_out = unsafe { load_pad(Self::pad(1), places, bytes, whole_tile) };
             }
             next = load(at + TILE as i32, whole(tile + 1));
             if actions & FINISH != 0 {
@@ -811,6 +811,23 @@ pub(crate) unsafe fn load_received(slot: u64, places: [i32; 2], bytes: u32, whol
         inside(quad(at), at, bytes)
     };
     [load(places[0]), load(places[1])]
+}
+
+/// Loads two quads of a record's pad, each once, so that it leaves the cache to records that one rank writes and another reads;
+/// `whole` says that both lie inside.
+///
+/// # Safety
+/// The pad is readable to the next multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn load_pad(pad: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
+    if whole {
+        // SAFETY: the caller's.
+        return unsafe {
+            [global::load_once_16(pad + offset(places[0])), global::load_once_16(pad + offset(places[1]))]
+        };
+    }
+    // SAFETY: the caller's.
+    unsafe { load_received(pad, places, bytes, false) }
 }
 
 /// Stores two quads of a record to send; `quads` are zero beyond its end.

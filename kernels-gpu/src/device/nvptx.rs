@@ -414,6 +414,25 @@ pub mod global {
         [a, b, c, d]
     }
 
+    /// As [`load_volatile_16`], of what is read once: the L2 cache evicts it before other things.
+    ///
+    /// # Safety
+    /// Device memory, aligned to 16, that no other device writes.
+    #[inline(always)]
+    pub unsafe fn load_once_16(address: u64) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller's.
+        unsafe {
+            asm!("{{",
+                ".reg .b64 policy;",
+                "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;",
+                "ld.relaxed.gpu.global.L2::cache_hint.v4.u32 {{{}, {}, {}, {}}}, [{}], policy;",
+                "}}",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(nostack))
+        };
+        [a, b, c, d]
+    }
+
     /// Has the L2 cache load what it keeps together with the byte at `address`.
     ///
     /// # Safety

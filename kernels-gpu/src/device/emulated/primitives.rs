@@ -323,6 +323,16 @@ pub mod global {
         unsafe { load_16(address) }
     }
 
+    /// As [`load_volatile_16`], of what is read once.
+    ///
+    /// # Safety
+    /// Device memory, aligned to 16, that no other device writes.
+    #[track_caller]
+    pub unsafe fn load_once_16(address: u64) -> [u32; 4] {
+        // SAFETY: the caller's.
+        unsafe { load_16(address) }
+    }
+
     /// Has the L2 cache load what it keeps together with the byte at `address`. Nothing here.
     ///
     /// # Safety
