@@ -1,5 +1,7 @@
 //! Collectives round a ring in the emulator: all ranks' grids at once.
 
+use std::ops::Range;
+
 use aes::cipher::BlockCipherEncrypt;
 use aes_gcm::aead::{AeadInOut, KeyInit, array::Array};
 use ringseal_kernels::aes::expand_key;
@@ -731,34 +733,11 @@ fn a_short_exchange_has_the_same_bits() {
         (5, 9001, LONGEST_SHORT_RECORD, false),
         (6, 9001, LONGEST_SHORT_RECORD, false),
     ] {
-        let two = Setup {
-            collective: Collective::Exchange,
-            in_place,
-            ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
-        };
-        let vectors = vectors(2, 4 * count);
-        let expected = expected(&two, &vectors, add_f32, |sum| sum);
-        let keys = Keys::new(2);
-        let mut group = Group::new(two, &vectors);
-        let sealed = [vec![0; grid as usize], vec![0; grid as usize]];
-        for sequence in 1..5 {
-            match sequence {
-                3 => group.exchange(&keys, 0, &sealed, exchange_sealed_128),
-                _ => group.sealed(&keys, relay_short_128),
-            }
-            let records = (4 * count).div_ceil(record_bytes as usize) as u32;
-            for rank in 0..2 {
-                let state = group.states[rank as usize];
-                assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{count}: rank {rank}");
-                assert!(group.output(rank) == expected, "{count}, in place {in_place}: rank {rank}");
-                let crossed: Vec<u8> =
-                    (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
-                assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
-                if in_place {
-                    group.inputs[rank as usize].bytes()[..4 * count].copy_from_slice(&vectors[rank as usize]);
-                }
-            }
-        }
+        let two = Setup { in_place, ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
+        sealed_exchanges(two, 1..5, |group, keys, sealed, sequence| match sequence {
+            3 => group.exchange(keys, 0, sealed, exchange_sealed_128),
+            _ => group.sealed(keys, relay_short_128),
+        });
     }
 }
 
@@ -777,31 +756,40 @@ fn the_exchanges_own_kernels_have_the_same_bits() {
         (0, 1, 40001, 65536),
     ] {
         for in_place in [false, true] {
-            let two = || Setup {
-                collective: Collective::Exchange,
-                in_place,
-                ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM))
-            };
-            let vectors = vectors(2, 4 * count);
-            let expected = expected(&two(), &vectors, add_f32, |sum| sum);
-            let keys = Keys::new(2);
-            let mut group = Group::new(two(), &vectors);
-            let sealed = [vec![0; grid as usize], vec![0; grid as usize]];
-            for sequence in 1..4 {
-                group.exchange(&keys, sealers as u32, &sealed, exchange_sealed_128);
-                let records = (4 * count).div_ceil(record_bytes as usize) as u32;
-                for rank in 0..2 {
-                    let state = group.states[rank as usize];
-                    assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{count}: rank {rank}");
-                    assert!(group.output(rank) == expected, "{count}, in place {in_place}: rank {rank}");
-                    let crossed: Vec<u8> =
-                        (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
-                    assert!(crossed == vectors[1 - rank as usize], "{count}: to rank {rank}");
-                    if in_place {
-                        group.inputs[rank as usize].bytes()[..4 * count]
-                            .copy_from_slice(&vectors[rank as usize]);
-                    }
-                }
+            let two = Setup { in_place, ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
+            sealed_exchanges(two, 1..4, |group, keys, sealed, _| {
+                group.exchange(keys, sealers, sealed, exchange_sealed_128)
+            });
+        }
+    }
+}
+
+/// Exchanges the same vectors again and again, by what `launch` does, and checks the sums and what crossed. What it is given
+/// last but one is where sealing blocks count their records, of each rank.
+fn sealed_exchanges(
+    setup: Setup,
+    sequences: Range<u64>,
+    launch: impl Fn(&Group, &Keys, &[Vec<u64>; 2], u64),
+) {
+    let two = Setup { collective: Collective::Exchange, ..setup };
+    let Setup { grid, bytes, record_bytes, in_place, .. } = two;
+    let vectors = vectors(2, bytes);
+    let expected = expected(&two, &vectors, add_f32, |sum| sum);
+    let keys = Keys::new(2);
+    let mut group = Group::new(two, &vectors);
+    let sealed = [vec![0; grid as usize], vec![0; grid as usize]];
+    for sequence in sequences {
+        launch(&group, &keys, &sealed, sequence);
+        for rank in 0..2 {
+            let state = group.states[rank as usize];
+            assert_eq!((state.failure, state.sequence), (0, sequence + 1), "{bytes} bytes: rank {rank}");
+            assert!(group.output(rank) == expected, "{bytes} bytes, in place {in_place}: rank {rank}");
+            let records = bytes.div_ceil(record_bytes as usize) as u32;
+            let crossed: Vec<u8> =
+                (0..records).flat_map(|index| group.open(&keys, sequence, rank, 0, index)).collect();
+            assert!(crossed == vectors[1 - rank as usize], "{bytes} bytes: to rank {rank}");
+            if in_place {
+                group.inputs[rank as usize].bytes()[..bytes].copy_from_slice(&vectors[rank as usize]);
             }
         }
     }
