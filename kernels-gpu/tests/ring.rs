@@ -429,14 +429,15 @@ impl Group {
 
     fn sealed(&self, keys: &Keys, kernel: unsafe fn(SealedRingParams)) {
         let ranks = self.setup.ranks;
-        let grids: Vec<_> = (0..ranks)
-            .map(|rank| {
-                let params = self.sealed_params(keys, rank, self.params(rank));
-                // SAFETY: the group's memory is as the parameters say.
-                Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
-            })
-            .collect();
+        let grids: Vec<_> = (0..ranks).map(|rank| self.sealed_rank(rank, keys, kernel)).collect();
         launch(&grids);
+    }
+
+    /// One rank's launch of [`Self::sealed`].
+    fn sealed_rank(&self, rank: u32, keys: &Keys, kernel: unsafe fn(SealedRingParams)) -> Launch<'_> {
+        let params = self.sealed_params(keys, rank, self.params(rank));
+        // SAFETY: the group's memory is as the parameters say.
+        Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
     }
 
     /// A collective with pads for all steps, of the kind that `guess` gives for a step and a side; returns how many records
@@ -500,16 +501,23 @@ impl Group {
 
     /// Launches the kernel of both ranks whose first `sealers` blocks seal.
     fn exchange(&self, keys: &Keys, sealers: u32, sealed: &[Vec<u64>; 2], kernel: unsafe fn(ExchangeParams)) {
-        let grids: Vec<_> = (0..2)
-            .map(|rank| {
-                let ring = self.sealed_params(keys, rank, self.params(rank));
-                let sealed = sealed[rank as usize].as_ptr() as u64;
-                let params = ExchangeParams { ring, sealed, sealers, reserved: 0 };
-                // SAFETY: the group's memory is as the parameters say.
-                Launch::new(self.setup.grid, THREADS, EXCHANGE_SHARED, move || unsafe { kernel(params) })
-            })
-            .collect();
-        launch(&grids);
+        launch(&[0, 1].map(|rank| self.half_exchange(rank, keys, sealers, sealed, kernel)));
+    }
+
+    /// One rank's launch of [`Self::exchange`].
+    fn half_exchange(
+        &self,
+        rank: u32,
+        keys: &Keys,
+        sealers: u32,
+        sealed: &[Vec<u64>; 2],
+        kernel: unsafe fn(ExchangeParams),
+    ) -> Launch<'_> {
+        let ring = self.sealed_params(keys, rank, self.params(rank));
+        let sealed = sealed[rank as usize].as_ptr() as u64;
+        let params = ExchangeParams { ring, sealed, sealers, reserved: 0 };
+        // SAFETY: the group's memory is as the parameters say.
+        Launch::new(self.setup.grid, THREADS, EXCHANGE_SHARED, move || unsafe { kernel(params) })
     }
 
     /// Opens record `index` of message `message` to `rank` in a collective, with another AES-GCM.
@@ -721,7 +729,8 @@ fn an_exchange_of_two_is_one_hop_and_has_the_same_bits() {
 }
 
 /// By the kernel for short records: other blocks open than seal where the grid has twice as many as there are records, which it
-/// doesn't in place. In turn with the exchange's own kernel, on the same mailboxes.
+/// doesn't in place. In turn with the exchange's own kernel, on the same mailboxes, and with a kernel of each kind on a rank, as
+/// happens where one alone has keystream.
 #[test]
 fn a_short_exchange_has_the_same_bits() {
     for (grid, count, record_bytes, in_place) in [
@@ -735,6 +744,10 @@ fn a_short_exchange_has_the_same_bits() {
     ] {
         let two = Setup { in_place, ..setup(2, grid, 4 * count, record_bytes, reduction(F32, SUM)) };
         sealed_exchanges(two, 1..5, |group, keys, sealed, sequence| match sequence {
+            2 => launch(&[
+                group.sealed_rank(0, keys, relay_short_128),
+                group.half_exchange(1, keys, 0, sealed, exchange_sealed_128),
+            ]),
             3 => group.exchange(keys, 0, sealed, exchange_sealed_128),
             _ => group.sealed(keys, relay_short_128),
         });
