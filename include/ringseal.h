@@ -774,6 +774,14 @@ ringseal_status ringseal_gpu_broadcast(const struct ringseal_gpu_communicator *c
                                        void *stream);
 
 /**
+ * Whether keystream made ahead of time shortens a training's iterations whose all-reduces take `sm_budget` of a GPU's
+ * `multiprocessors` (the options' sm_budget; 0: all): where they are at most a quarter, as measured beside matrix products on
+ * two H200s. A GPU that idles between iterations can gain with more.
+ */
+bool ringseal_keystream_pays(size_t sm_budget,
+                             size_t multiprocessors);
+
+/**
  * Has keystream made, on a stream of low priority of the library's own, for the next `count` collectives: all-reduces of
  * F32, F16 or BF16 sums or averages, of `bytes[0]`, `bytes[1]`, ... bytes, in this order. Doesn't wait. Writes to `made`,
  * unless it is NULL, for how many of them, from the first on, there is or will be keystream: no more than the options keep,

@@ -335,6 +335,11 @@ static void gpu_aead(void) {
     ringseal_gpu_aead_destroy(NULL);
 }
 
+static void keystream(void) {
+    CHECK(ringseal_keystream_pays(32, 132) && ringseal_keystream_pays(33, 132));
+    CHECK(!ringseal_keystream_pays(34, 132) && !ringseal_keystream_pays(0, 132));
+}
+
 /* Likewise. */
 static void gpu_copy(void) {
     const uint8_t secret[RINGSEAL_SECRET_BYTES] = {0};
@@ -372,6 +377,7 @@ int main(void) {
     CHECK(strcmp(ringseal_status_name(-1), "unknown") == 0 && strcmp(ringseal_status_name(17), "unknown") == 0);
     aead();
     gpu_aead();
+    keystream();
     gpu_copy();
     creation();
     group();

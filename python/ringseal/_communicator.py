@@ -60,6 +60,18 @@ class KeystreamAhead:
         if not (0 < self.collectives < 1 << 32 and 0 < self.bytes < 1 << 48 and 0 <= self.makers < 1 << 32):
             raise ValueError(f"{self}: numbers must be positive, and makers 0 or more")
 
+    @staticmethod
+    def pays(sm_budget: int | None, multiprocessors: int) -> bool:
+        """Whether it shortens a training's iterations whose all-reduces take ``sm_budget`` of a GPU's ``multiprocessors``.
+
+        It does where they are at most a quarter, as measured beside matrix products on two H200s; without a budget they
+        take all. A GPU that idles between iterations can gain with more.
+        """
+        budget = 0 if sm_budget is None else sm_budget
+        if not (0 <= budget < 1 << 32 and 0 < multiprocessors < 1 << 32) or sm_budget == 0:
+            raise ValueError(f"sm_budget {sm_budget} of {multiprocessors}: numbers must be positive")
+        return _library.keystream_pays(budget, multiprocessors)
+
 
 def _options(
     protection: str,

@@ -177,6 +177,8 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{path} has interface version {found}; this package needs {ABI_VERSION}")
     for name in ("ringseal_version", "ringseal_last_error"):
         getattr(library, name).restype = c_char_p
+    library.ringseal_keystream_pays.restype = c_bool
+    library.ringseal_keystream_pays.argtypes = [c_size_t, c_size_t]
     for kind in ("aead", "gpu_aead", "gpu_copy", "communicator", "gpu_communicator"):
         function = getattr(library, f"ringseal_{kind}_destroy")
         function.restype, function.argtypes = None, [c_void_p]
@@ -200,6 +202,11 @@ def call(name: str, *arguments: object) -> None:
 def destroy(name: str, handle: c_void_p) -> None:
     """Frees a handle."""
     getattr(_library, name)(handle)
+
+
+def keystream_pays(sm_budget: int, multiprocessors: int) -> bool:
+    """``ringseal_keystream_pays``; a budget of 0 is all multiprocessors."""
+    return _library.ringseal_keystream_pays(sm_budget, multiprocessors)
 
 
 def version() -> str:

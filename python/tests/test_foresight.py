@@ -71,3 +71,11 @@ def test_a_gpu_communicator_with_keystream_needs_a_gpu_that_is_there():
             bytes(32), 0, 2, lambda message, timeout: [message] * 2, device=9999, max_bytes=1 << 20,
             keystream=ringseal.KeystreamAhead(2, 1 << 20),
         )
+
+
+def test_when_keystream_ahead_pays():
+    for budget, pays in ((16, True), (32, True), (64, False), (132, False), (None, False)):
+        assert ringseal.KeystreamAhead.pays(budget, 132) is pays
+    for budget, multiprocessors in ((0, 132), (-1, 132), (16, 0)):
+        with pytest.raises(ValueError, match="must be positive"):
+            ringseal.KeystreamAhead.pays(budget, multiprocessors)
