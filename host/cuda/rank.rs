@@ -736,9 +736,9 @@ impl GpuRank {
                 }
             };
         };
-        if let (None, Some(blocks), Some(kernel)) =
-            (taken, short_exchange(&ring.ring, common, self.blocks), &mut self.short)
-        {
+        let in_place = ring.ring.input == ring.ring.output;
+        let short = short_exchange(ring.ring.records, ring.ring.record_bytes, in_place, self.blocks);
+        if let (None, Some(blocks), Some(kernel)) = (taken, short.filter(|_| common), &mut self.short) {
             let kernel = kernel.get(&self.module)?;
             // SAFETY: the caller's; the kernel takes `SealedRingParams`, and the plan's steps are an exchange.
             return unsafe { kernel.launch(Launch { blocks, ..launch }, stream, ring) };
@@ -1043,14 +1043,12 @@ fn shortly_exchanged_record_bytes(bytes: usize, blocks: u32) -> Option<usize> {
 }
 
 /// The blocks that exchange a vector by the kernel for short records, which makes keystream before a record arrives; `None`
-/// where there are more records than blocks, or a reduction that it doesn't know.
+/// where there are more records than blocks, or longer ones.
 ///
 /// In place, a block opens the record that it sealed, so that nothing is overwritten before it is sealed. Otherwise other
 /// blocks open, where there are enough.
-fn short_exchange(ring: &RingParams, common: bool, blocks: u32) -> Option<u32> {
-    let records = ring.records;
-    let short = common && is_short(ring.record_bytes as usize) && (1..=blocks).contains(&records);
-    let in_place = ring.input == ring.output;
+fn short_exchange(records: u32, record_bytes: u32, in_place: bool, blocks: u32) -> Option<u32> {
+    let short = is_short(record_bytes as usize) && (1..=blocks).contains(&records);
     short.then(|| if in_place { records } else { blocks.min(2 * records) })
 }
 
@@ -1153,6 +1151,20 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// In place a record is opened by the block that sealed it, which the kernel does where it has a block for each.
+    #[test]
+    fn a_short_exchange_in_place_has_a_block_for_each_record() {
+        for (records, in_place, apart) in
+            [(1, 1, 2), (16, 16, 32), (66, 66, 132), (100, 100, 132), (132, 132, 132)]
+        {
+            assert_eq!(short_exchange(records, 4096, true, 132), Some(in_place));
+            assert_eq!(short_exchange(records, 4096, false, 132), Some(apart));
+        }
+        for (records, record_bytes) in [(133, 4096), (16, LONGEST_SHORT_RECORD + 16), (0, 4096)] {
+            assert_eq!(short_exchange(records, record_bytes, true, 132), None);
         }
     }
 
