@@ -163,6 +163,14 @@ pub struct RingParams {
     pub reserved: u32,
 }
 
+impl RingParams {
+    /// The rank before this one.
+    #[inline(always)]
+    pub(crate) const fn predecessor(&self) -> u32 {
+        if self.rank == 0 { self.ranks - 1 } else { self.rank - 1 }
+    }
+}
+
 /// How records are protected on their way, and what else a block does with them.
 pub trait Wire {
     /// Whether signals carry tags that must verify.
@@ -245,8 +253,7 @@ pub unsafe fn collective<W: Wire>(params: RingParams, wire: impl FnOnce() -> W) 
         let block = enter(params);
         let mut wire = wire();
         if params.awaits_successor != 0 && thread::block_index() == 0 && thread::index() == RELEASER {
-            let predecessor = if params.rank == 0 { params.ranks - 1 } else { params.rank - 1 };
-            let notice = global::load_u64(params.notices + 8 * predecessor as u64);
+            let notice = global::load_u64(params.notices + 8 * params.predecessor() as u64);
             global::store_release_sys(notice + NOTICE_STARTED, block.sequence);
         }
         if allowed(&block) {

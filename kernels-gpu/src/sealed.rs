@@ -90,6 +90,14 @@ pub struct SenderKey {
     pub round_keys: RoundKeys,
 }
 
+impl SenderKey {
+    /// The address of the key of rank `sender` in the table at `senders`.
+    #[inline(always)]
+    pub(crate) const fn address(senders: u64, sender: u32) -> u64 {
+        senders + sender as u64 * size_of::<Self>() as u64
+    }
+}
+
 /// Parameters of [`store_round_keys()`].
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -381,7 +389,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     /// [`Self::sender`]; the table has the sender.
     #[inline(always)]
     pub(crate) unsafe fn switch_to(&self, sender: u32) {
-        let key = self.params.senders + sender as u64 * size_of::<SenderKey>() as u64;
+        let key = SenderKey::address(self.params.senders, sender);
         // SAFETY: the caller's; the places are those of the key before.
         unsafe {
             let matrices = Matrices::fetch(key);
@@ -964,10 +972,8 @@ pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const P
     pads: u64,
     scratch: u64,
 ) -> Sealed<'_, SharedKeys, ROUNDS, COMMON, true, PADDED> {
-    // SAFETY: the regions of shared memory are disjoint; the keys are filled.
-    let (rank, ranks) = (params.ring.rank, params.ring.ranks);
-    let predecessor = if rank == 0 { ranks - 1 } else { rank - 1 };
-    let key = params.senders + predecessor as u64 * size_of::<SenderKey>() as u64;
+    let predecessor = params.ring.predecessor();
+    let key = SenderKey::address(params.senders, predecessor);
     // All loads are under way before the first store.
     // SAFETY: the keys are filled, and the table has the predecessor.
     let (own, opener, lanes, round_key) = unsafe {

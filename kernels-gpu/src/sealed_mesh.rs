@@ -56,7 +56,7 @@ pub const SEALED_MESH_SHARED: u32 = ASSOCIATED + THREADS / 32 * AAD_BYTES - SHAR
 /// this one; the table has the rank.
 #[inline(always)]
 unsafe fn load_key(senders: u64, rank: u32, place: u32) {
-    let key = senders + rank as u64 * size_of::<SenderKey>() as u64;
+    let key = SenderKey::address(senders, rank);
     // SAFETY: the caller's; the places are those of the key before.
     unsafe {
         let matrices = Matrices::fetch(key);
@@ -308,7 +308,7 @@ unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedMeshPar
     // the one after which the tables are used, and the last one that after which the sender is asked for.
     unsafe {
         load_key(senders, ring.rank, 0);
-        switch_to(senders, if ring.rank == 0 { ring.ranks - 1 } else { ring.rank - 1 });
+        switch_to(senders, ring.predecessor());
         device::sync_threads();
         collective(
             *ring,
