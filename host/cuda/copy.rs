@@ -192,12 +192,8 @@ impl SealedCopy {
         tap: Option<&mut Tap>,
     ) -> Result<()> {
         let notes = self.notes(Direction::ToDevice, call, shape, destination)?;
-        let mut written = std::mem::take(&mut self.written);
-        let mut far = FarDevice { copy: self, notes, written: &mut written, queued: 0, passed: 0 };
-        let cipher = &self.ciphers[Direction::ToDevice as usize].1;
-        let sent = send(&mut far, cipher, call, shape, source, self.options.threads, tap);
-        self.written = written;
-        sent?;
+        let threads = self.options.threads;
+        self.with_far(notes, |far, cipher| send(far, cipher, call, shape, source, threads, tap))?;
         let mut verdicts = vec![0; notes.verdicts().len()];
         self.control.read(notes.verdicts().start, &mut verdicts, &self.work)?;
         if verdicts.as_chunks().0.iter().all(|verdict| u32::from_le_bytes(*verdict) == VERIFIED) {
@@ -216,12 +212,21 @@ impl SealedCopy {
         tap: Option<&mut Tap>,
     ) -> Result<()> {
         let notes = self.notes(Direction::ToHost, call, shape, source)?;
+        let threads = self.options.threads;
+        self.with_far(notes, |far, cipher| receive(far, cipher, call, shape, destination, threads, tap))
+    }
+
+    /// Has `work` done with the device as the pipeline sees it, and the host's key of the same direction.
+    fn with_far(
+        &mut self,
+        notes: Notes,
+        work: impl FnOnce(&mut FarDevice<'_>, &HostCipher) -> Result<()>,
+    ) -> Result<()> {
         let mut written = std::mem::take(&mut self.written);
         let mut far = FarDevice { copy: self, notes, written: &mut written, queued: 0, passed: 0 };
-        let cipher = &self.ciphers[Direction::ToHost as usize].1;
-        let received = receive(&mut far, cipher, call, shape, destination, self.options.threads, tap);
+        let outcome = work(&mut far, &self.ciphers[notes.direction as usize].1);
         self.written = written;
-        received
+        outcome
     }
 
     /// Memory for the notes on a copy's records, on both sides, and blank verdicts.
