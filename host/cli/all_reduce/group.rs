@@ -168,15 +168,11 @@ impl Setup {
     /// The same in another form of launches, if one is named.
     pub(super) fn launched(self, form: Option<LaunchForm>) -> Outcome<Self> {
         let Some(launch) = form else { return Ok(self) };
-        match (&self.home, self.structure) {
-            (Home::Gpus(_), Structure::Fused) => Ok(Self { launch, ..self }),
-            (Home::Gpus(_), Structure::Seed { .. }) => {
-                Err(Failure::Input("--launch: --crypto seed has launches of its own".into()))
-            }
-            (Home::Process(_), _) => {
-                Err(Failure::Input("--launch: nothing is launched on a CPU; use --backend cuda".into()))
-            }
-        }
+        self.needs_fused_gpus(
+            "--launch: --crypto seed has launches of its own",
+            "--launch: nothing is launched on a CPU; use --backend cuda",
+        )?;
+        Ok(Self { launch, ..self })
     }
 
     /// The same on no more than so many multiprocessors a rank, if it is said.
@@ -184,14 +180,19 @@ impl Setup {
         if sm_budget.is_none() {
             return Ok(self);
         }
+        self.needs_fused_gpus(
+            "--sm: the kernels of --crypto seed take what they need",
+            "--sm: a CPU has no multiprocessors; use --backend cuda",
+        )?;
+        Ok(Self { sm_budget, ..self })
+    }
+
+    /// Refuses the published structure and CPUs, each with its words.
+    fn needs_fused_gpus(&self, seed: &str, cpu: &str) -> Outcome {
         match (&self.home, self.structure) {
-            (Home::Gpus(_), Structure::Fused) => Ok(Self { sm_budget, ..self }),
-            (Home::Gpus(_), Structure::Seed { .. }) => {
-                Err(Failure::Input("--sm: the kernels of --crypto seed take what they need".into()))
-            }
-            (Home::Process(_), _) => {
-                Err(Failure::Input("--sm: a CPU has no multiprocessors; use --backend cuda".into()))
-            }
+            (Home::Gpus(_), Structure::Fused) => Ok(()),
+            (Home::Gpus(_), Structure::Seed { .. }) => Err(Failure::Input(seed.into())),
+            (Home::Process(_), _) => Err(Failure::Input(cpu.into())),
         }
     }
 
