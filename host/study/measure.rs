@@ -509,7 +509,18 @@ impl Bench {
         measured: &mut Measured,
     ) -> Result<()> {
         if runs_iterations(method) {
-            self.iterations(group, method, plan, buckets, measured)?;
+            for (workload, sizes) in plan.workloads.iter().zip(buckets) {
+                let us = self.median_us(group, sizes, plan.repeats.min(3))?;
+                measured.iterations.push(Iteration {
+                    workload: workload.name.into(),
+                    method: method.name().into(),
+                    one_gpu: plan.one_gpu(),
+                    ranks: self.streams.len(),
+                    all_reduces: sizes.len(),
+                    bytes: sizes.iter().sum(),
+                    us: (us * 10.0).round() / 10.0,
+                });
+            }
         }
         for bytes in SIZES {
             let back_to_back = if bytes <= 4 << 20 { 10 } else { 2 };
@@ -521,30 +532,6 @@ impl Bench {
                 ranks: self.streams.len(),
                 bytes,
                 us: (us / back_to_back as f64 * 100.0).round() / 100.0,
-            });
-        }
-        Ok(())
-    }
-
-    /// Each model's iteration, of all-reduces of the lengths in `buckets`.
-    fn iterations(
-        &mut self,
-        group: &mut Group,
-        method: Method,
-        plan: &Plan,
-        buckets: &[Vec<usize>],
-        measured: &mut Measured,
-    ) -> Result<()> {
-        for (workload, sizes) in plan.workloads.iter().zip(buckets) {
-            let us = self.median_us(group, sizes, plan.repeats.min(3))?;
-            measured.iterations.push(Iteration {
-                workload: workload.name.into(),
-                method: method.name().into(),
-                one_gpu: plan.one_gpu(),
-                ranks: self.streams.len(),
-                all_reduces: sizes.len(),
-                bytes: sizes.iter().sum(),
-                us: (us * 10.0).round() / 10.0,
             });
         }
         Ok(())
