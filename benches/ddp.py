@@ -3,7 +3,7 @@
     python benches/ddp.py --out benches/results/ddp.json
 
 Starts 2 and 4 processes on one GPU (or the CPU), a transformer and a ResNet on synthetic data, bucket caps of 25 and 400
-MB. The losses of the plain and the sealed hook must be the same bits. Needs the package `ringseal` and PyTorch.
+MB. With `--gpus` on several GPUs; beside them DDP over NCCL, where each process has a GPU of its own. The losses of the plain and the sealed hook must be the same bits. Needs the package `ringseal` and PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from ringseal.ddp import SealedState, sealed_allreduce_hook
 
 # The proof is about sums and times, and its ranks have no secret from anyone: real ones come from attestation.
 SECRET = bytes(range(32))
-VARIANTS = ("gloo", "plain", "sealed", "sealed-bf16")
+# How DDP comes, the second where each rank has a GPU of its own.
+WITHOUT_HOOK = ("gloo", "nccl")
+VARIANTS = (*WITHOUT_HOOK, "plain", "sealed", "sealed-bf16")
 
 
 class Transformer(nn.Module):
@@ -103,12 +105,16 @@ def workload(name: str, small: bool, device: torch.device) -> tuple[nn.Module, o
     return resnet(8 if small else 64).to(device), images
 
 
-def train(name: str, variant: str, cap_mb: int, iterations: int, small: bool, device: torch.device, states: dict) -> dict:
+def train(
+    name: str, variant: str, cap_mb: int, iterations: int, small: bool, device: torch.device, states: dict,
+    nccl: dist.ProcessGroup | None,
+) -> dict:
     """Losses of this rank, and seconds of each iteration."""
     torch.manual_seed(1)
     model, batch = workload(name, small, device)
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=cap_mb)
-    if variant != "gloo":
+    group = nccl if variant == "nccl" else None
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=cap_mb, process_group=group)
+    if variant not in WITHOUT_HOOK:
         hook = bf16_compress_wrapper(sealed_allreduce_hook) if variant == "sealed-bf16" else sealed_allreduce_hook
         wrapped.register_comm_hook(states["plain" if variant == "plain" else "sealed"], hook)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
@@ -128,12 +134,22 @@ def train(name: str, variant: str, cap_mb: int, iterations: int, small: bool, de
     return {"losses": losses, "seconds": seconds, "parameters": total}
 
 
+def variants(ranks: int, arguments: argparse.Namespace) -> list[str]:
+    """What runs, in this order."""
+    own_gpus = arguments.device == "cuda" and ranks <= arguments.gpus
+    return [variant for variant in VARIANTS if variant != "nccl" or own_gpus]
+
+
 def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, results: object) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUBLAS_WORKSPACE_CONFIG=":4096:8")
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    nccl = None
+    if arguments.device == "cuda":
+        device = torch.device("cuda", rank % arguments.gpus)
         torch.cuda.set_device(device)
+        if ranks <= arguments.gpus:
+            nccl = dist.new_group(backend="nccl")
     else:
         torch.set_num_threads(1)
     # Sums of one process must not depend on how its kernels were scheduled.
@@ -141,7 +157,9 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     protections = {"plain": "none", "sealed": arguments.protection}
-    gpu = {"device": device} if device.type == "cuda" and not arguments.staged else {}
+    gpu = {}
+    if device.type == "cuda" and not arguments.staged:
+        gpu = {"device": device, "transport": arguments.transport}
     ahead = {}
     if arguments.keystream:
         # Longer buckets are reduced in parts of 64 MiB.
@@ -152,9 +170,9 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
     }
     for cap_mb in arguments.caps:
         for name in arguments.models:
-            for variant in VARIANTS:
+            for variant in variants(ranks, arguments):
                 misses = states["sealed"].keystream_misses
-                outcome = train(name, variant, cap_mb, arguments.iterations, arguments.small, device, states)
+                outcome = train(name, variant, cap_mb, arguments.iterations, arguments.small, device, states, nccl)
                 if arguments.keystream and variant.startswith("sealed"):
                     outcome["keystream_misses"] = (states["sealed"].keystream_misses - misses) % 2**32
                 gathered: list = [None] * ranks
@@ -223,20 +241,20 @@ def run(ranks: int, arguments: argparse.Namespace, before: list[dict]) -> list[d
 def table(rows: list[dict]) -> str:
     """What docs/ddp.md shows."""
     lines = [
-        "| model | parameters | ranks | bucket cap | gloo | plain hook | sealed hook | sealed, bf16 | sealing adds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | parameters | ranks | bucket cap | gloo | NCCL | plain hook | sealed hook | sealed, bf16 | sealing adds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     cases = {(row["model"], row["ranks"], row["bucket_cap_mb"]): {} for row in rows}
     for row in rows:
         cases[row["model"], row["ranks"], row["bucket_cap_mb"]][row["variant"]] = row
     for (model, ranks, cap), by in cases.items():
-        if len(by) < len(VARIANTS):
+        if any(variant not in by for variant in VARIANTS if variant != "nccl"):
             continue
-        times = [by[variant]["milliseconds"] for variant in VARIANTS]
+        times = [f"{by[variant]['milliseconds']:.1f} ms" if variant in by else "" for variant in VARIANTS]
+        added = by["sealed"]["milliseconds"] / by["plain"]["milliseconds"] - 1
         lines.append(
             f"| {model} | {by['gloo']['parameters'] / 1e6:.1f} M | {ranks} | {cap} MB | "
-            + " | ".join(f"{time:.1f} ms" for time in times)
-            + f" | {100 * (times[2] / times[1] - 1):+.0f} % |"
+            + " | ".join(times) + f" | {100 * added:+.0f} % |"
         )
     return "\n".join(lines)
 
@@ -250,6 +268,12 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--protection", default="aes-256-gcm", choices=["aes-256-gcm", "aes-128-gcm"])
     parser.add_argument("--small", action="store_true", help="tiny models, for a quick check")
+    parser.add_argument(
+        "--gpus", type=int, default=1, metavar="N", help="rank r is on GPU r modulo N, beside NCCL where each has its own",
+    )
+    parser.add_argument(
+        "--transport", default="peer", choices=["peer", "nccl"], help="what carries the records of GPUs that seal",
+    )
     parser.add_argument("--staged", action="store_true", help="let the CPU seal, through host memory")
     parser.add_argument(
         "--keystream", type=int, default=0, metavar="N",
@@ -260,6 +284,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.keystream and (arguments.device != "cuda" or arguments.staged):
         parser.error("--keystream: only GPUs that seal make it; leave --staged and --device cpu out")
+    if arguments.keystream and arguments.transport == "nccl":
+        parser.error("--transport nccl finds no keystream; leave --keystream out")
     rows: list[dict] = []
     for ranks in arguments.ranks:
         rows += run(ranks, arguments, rows)

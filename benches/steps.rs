@@ -13,16 +13,17 @@ mod support;
 
 use ringseal::cuda::{Device, DeviceBuffer, Kernel, Launch, Module, Stream};
 use ringseal::{Dtype, Error, ReduceOp, Result};
+use ringseal_kernels::fused::FUSED_SHARED;
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::reduction;
 use ringseal_kernels::ring::{Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS};
-use ringseal_kernels::sealed::{SEALED_SHARED, SealedKey, SealedRingParams};
+use ringseal_kernels::sealed::{SealedKey, SealedRingParams};
 use ringseal_kernels::step::{FINISH, FORWARD, NOTHING, RECEIVE, REDUCE, SEND, STORE, Step};
 
 use support::Arguments;
 
-/// Bytes of the chunk.
-const CHUNK: usize = 256 << 20;
+/// Bytes of the chunk, at least: as many records for every block, so that none waits for another at the end.
+const SHORTEST_CHUNK: usize = 256 << 20;
 /// How often a step is repeated in one launch; the time of one is the slope from [`FEW`] to [`MANY`] repetitions.
 const MANY: u32 = 6;
 const FEW: u32 = 2;
@@ -57,7 +58,8 @@ fn run() -> Result<()> {
     let module = Module::load(&device, &arguments.image)?;
     let blocks = arguments.sm.unwrap_or(device.multiprocessors()?);
     let bench = Bench::new(&device, &stream, blocks, record)?;
-    println!("# {}, {blocks} blocks, records of {record} bytes, chunks of {CHUNK}", device.name()?);
+    let chunk = bench.chunk;
+    println!("# {}, {blocks} blocks, records of {record} bytes, chunks of {chunk}", device.name()?);
     println!("{:>8} {:>6} {:>28} {:>10} {:>8}", "crypto", "dtype", "step", "us", "GB/s");
     let mut rows = Vec::new();
     for (crypto, kernel, key) in [
@@ -65,7 +67,7 @@ fn run() -> Result<()> {
         ("AES-128", "ring_sealed_128", Some(16)),
         ("AES-256", "ring_sealed_256", Some(32)),
     ] {
-        let shared = if key.is_some() { SEALED_SHARED } else { PLAIN_SHARED };
+        let shared = if key.is_some() { FUSED_SHARED } else { PLAIN_SHARED };
         let kernel = module.kernel(kernel, shared)?;
         let key = key.map(|bytes| support::key(&module, &stream, bytes)).transpose()?;
         for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -75,7 +77,7 @@ fn run() -> Result<()> {
                     continue;
                 }
                 let us = bench.step(&kernel, key.as_ref(), dtype, pattern.actions)?;
-                let rate = CHUNK as f64 / us * 1e-3;
+                let rate = chunk as f64 / us * 1e-3;
                 println!(
                     "{crypto:>8} {:>6} {:>28} {us:>10.1} {rate:>8.1}",
                     format!("{dtype:?}"),
@@ -88,7 +90,7 @@ fn run() -> Result<()> {
         }
     }
     arguments.write(&serde_json::json!({
-        "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": CHUNK, "rows": rows,
+        "device": device.name()?, "blocks": blocks, "record_bytes": record, "chunk_bytes": chunk, "rows": rows,
     }));
     Ok(())
 }
@@ -97,6 +99,7 @@ struct Bench<'a> {
     stream: &'a Stream,
     blocks: u32,
     record: u32,
+    chunk: usize,
     input: DeviceBuffer,
     output: DeviceBuffer,
     inbox: DeviceBuffer,
@@ -111,11 +114,13 @@ impl<'a> Bench<'a> {
             Ok::<_, Error>(buffer)
         };
         let messages = MANY as usize + 1;
+        let chunk = SHORTEST_CHUNK.next_multiple_of(record as usize * blocks as usize);
         Ok(Self {
-            input: zeroed(CHUNK)?,
-            output: zeroed(CHUNK)?,
-            inbox: zeroed(messages * CHUNK)?,
-            signals: zeroed(2 * messages * CHUNK.div_ceil(record as usize) * SIGNAL_BYTES as usize)?,
+            chunk,
+            input: zeroed(chunk)?,
+            output: zeroed(chunk)?,
+            inbox: zeroed(messages * chunk)?,
+            signals: zeroed(2 * messages * chunk.div_ceil(record as usize) * SIGNAL_BYTES as usize)?,
             stream,
             blocks,
             record,
@@ -149,7 +154,7 @@ impl<'a> Bench<'a> {
         let relays = actions & FORWARD != 0;
         let step = |index: u32| Step {
             offset: 0,
-            bytes: CHUNK as u64,
+            bytes: self.chunk as u64,
             actions: if index == 0 { SEND } else { actions },
             receives: if sends { index.wrapping_sub(1) } else { 0 },
             sends: index,
@@ -172,7 +177,7 @@ impl<'a> Bench<'a> {
         let notices = DeviceBuffer::from_host(&notice.pointer().to_le_bytes(), self.stream)?;
         let mut signals = DeviceBuffer::new(self.stream.device(), self.signals.len())?;
         signals.fill(0, self.stream)?;
-        let records = CHUNK.div_ceil(self.record as usize) as u32;
+        let records = self.chunk.div_ceil(self.record as usize) as u32;
         let ring = RingParams {
             state: state.pointer(),
             notice: notice.pointer(),
@@ -181,12 +186,12 @@ impl<'a> Bench<'a> {
             input: self.input.pointer(),
             output: self.output.pointer(),
             result: self.output.pointer(),
-            bytes: CHUNK as u64,
+            bytes: self.chunk as u64,
             inbox: self.inbox.pointer(),
             outbox: self.inbox.pointer(),
             // One half serves: a rank that is its own neighbour has read everything when it has left.
             inbox_half: 0,
-            message_stride: CHUNK as u64,
+            message_stride: self.chunk as u64,
             signals_in: signals.pointer(),
             signals_out: signals.pointer(),
             signals_half: 0,
@@ -214,7 +219,7 @@ impl<'a> Bench<'a> {
                 match key {
                     None => kernel.launch(launch, self.stream, &ring)?,
                     Some((key, _)) => {
-                        let call = Call { codes: [0; 4], count: CHUNK as u64, ranks: 1, reserved: 0 };
+                        let call = Call { codes: [0; 4], count: self.chunk as u64, ranks: 1, reserved: 0 };
                         let (own, predecessor) = (*key, *key);
                         // Only the relay kernels look senders up.
                         let params = SealedRingParams { ring, own, predecessor, call, senders: 0 };

@@ -6,6 +6,7 @@ use std::mem::offset_of;
 use std::ops::Range;
 
 use ringseal_kernels::exchange::{EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED};
+use ringseal_kernels::fused::FUSED_SHARED;
 use ringseal_kernels::mesh::{Mesh, MeshParams, Outbox, failed_parts, scratch_bytes, started_at};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
@@ -327,16 +328,16 @@ impl GpuRank {
             }
             (Crypto::None, _) => ("ring_plain", "ring_plain_any", PLAIN_SHARED),
             (Crypto::Gcm(KeyLength::Aes128), false) => {
-                ("ring_sealed_128", "ring_sealed_any_128", SEALED_SHARED)
+                ("ring_sealed_128", "ring_sealed_any_128", FUSED_SHARED)
             }
             (Crypto::Gcm(KeyLength::Aes256), false) => {
-                ("ring_sealed_256", "ring_sealed_any_256", SEALED_SHARED)
+                ("ring_sealed_256", "ring_sealed_any_256", FUSED_SHARED)
             }
             (Crypto::Gcm(KeyLength::Aes128), true) => {
-                ("relay_sealed_128", "relay_sealed_any_128", SEALED_SHARED)
+                ("relay_sealed_128", "relay_sealed_any_128", FUSED_SHARED)
             }
             (Crypto::Gcm(KeyLength::Aes256), true) => {
-                ("relay_sealed_256", "relay_sealed_any_256", SEALED_SHARED)
+                ("relay_sealed_256", "relay_sealed_any_256", FUSED_SHARED)
             }
         };
         let short = match options.crypto {

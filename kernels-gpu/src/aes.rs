@@ -368,8 +368,8 @@ impl Prefix {
 
     /// [`low`](Prefix::low) of the prefix whose [`low_base`](Prefix::low_base) is given.
     #[inline(always)]
-    pub fn low_of(low_base: u32, tables: Tables, keys: &RoundKeys, counter: u32) -> Quad {
-        Prefix { words: [low_base, 0, 0, 0], whitening: keys[3] }.low(tables, counter)
+    pub fn low_of(low_base: u32, tables: Tables, keys: impl Keys, counter: u32) -> Quad {
+        Prefix { words: [low_base, 0, 0, 0], whitening: keys.round_key(0)[3] }.low(tables, counter)
     }
 
     /// The term of the counter's byte 1. 5 look-ups.

@@ -25,10 +25,10 @@ const GROUP_MATRICES: u32 = 4 + WARPGROUPS + 2 * (GROUP as u32 - 1) + 2;
 const WARPGROUPS: u32 = THREADS / 128;
 
 // Which matrix is which.
-const FIRST: u32 = 0;
-pub(crate) const SECOND: u32 = MATRIX_BYTES;
-const STATE: u32 = 2 * MATRIX_BYTES;
-const BEFORE: u32 = 3 * MATRIX_BYTES;
+const STATE: u32 = 0;
+const BEFORE: u32 = MATRIX_BYTES;
+const FIRST: u32 = 2 * MATRIX_BYTES;
+pub(crate) const SECOND: u32 = 3 * MATRIX_BYTES;
 pub(crate) const LAST: u32 = 4 * MATRIX_BYTES;
 pub(crate) const EARLIER: u32 = LAST + WARPGROUPS * MATRIX_BYTES;
 pub(crate) const GROUP_STATE: u32 = EARLIER + 2 * (GROUP as u32 - 1) * MATRIX_BYTES;
@@ -44,8 +44,8 @@ pub const LANES: u32 = 128;
 /// What the kernels need of a hash key H, in device memory; secret. Made by [`ghash_key()`].
 #[repr(C, align(1024))]
 pub struct GhashKey {
-    /// In this order: for the first block of each thread (H^512), for the second (1), for the state (H^1024), and for the
-    /// second block of the tile before the first (H^1024); then for the last state of warpgroup q (H^(128 (3 - q))).
+    /// In this order: for the state (H^1024), for the second block of the tile before the first (H^1024), for the first block
+    /// of each thread (H^512), and for the second (1); then for the last state of warpgroup q (H^(128 (3 - q))).
     /// For groups of two tiles: for the first and second block of each thread in the tile before the last
     /// (H^1536 and H^1024); for the state, and for the second block of the tile before (H^2048). For [`portable`], where
     /// first blocks have chains of their own, these chains' last state in warpgroup q (H^(512 + 128 (3 - q))).
@@ -59,8 +59,8 @@ pub struct GhashKey {
 
 /// Bytes that a block copies to shared memory for [`Chains`]: the first of [`GhashKey::matrices`].
 pub const MATRICES_BYTES: u32 = EARLIER;
-/// Bytes that a block copies to shared memory for [`GroupedChains`].
-pub const GROUP_MATRICES_BYTES: u32 = GROUP_MATRICES * MATRIX_BYTES;
+/// Bytes that a block copies to shared memory for [`GroupedChains`]: those from `FIRST` on.
+pub const GROUP_MATRICES_BYTES: u32 = GROUP_MATRICES * MATRIX_BYTES - FIRST;
 /// Where [`GhashKey::lanes`] begins.
 pub const LANES_OFFSET: u64 = (MATRICES * MATRIX_BYTES) as u64;
 const _: () = assert!(core::mem::offset_of!(GhashKey, lanes) as u64 == LANES_OFFSET);
@@ -114,10 +114,10 @@ kernel! {
 #[inline(always)]
 fn multiplier(h: Element, matrix: u32, word: u32) -> Element {
     // By ranges, not one by one: that became a table, in local memory.
-    let exponent = if matrix <= SECOND {
-        if matrix == FIRST { APART } else { 0 }
-    } else if matrix < LAST {
+    let exponent = if matrix < FIRST {
         TILE
+    } else if matrix <= SECOND {
+        if matrix == FIRST { APART } else { 0 }
     } else if matrix < EARLIER {
         to_end(matrix - LAST)
     } else if matrix < GROUP_STATE {
@@ -129,8 +129,7 @@ fn multiplier(h: Element, matrix: u32, word: u32) -> Element {
         APART + to_end(matrix - LAST_OF_FIRST)
     };
     let scale = h.power(exponent as u64);
-    let is_data = matrix <= SECOND
-        || matrix == BEFORE
+    let is_data = (BEFORE..LAST).contains(&matrix)
         || (EARLIER..GROUP_STATE).contains(&matrix)
         || matrix == GROUP_BEFORE;
     if is_data { data_multiplier(h, scale, word) } else { state_multiplier(scale, word) }
@@ -214,6 +213,8 @@ impl Matrices {
 const SHARES: usize = (MATRICES_BYTES / (16 * THREADS)) as usize;
 const _: () = assert!(MATRICES_BYTES.is_multiple_of(16 * THREADS));
 const _: () = assert!((EARLIER / MATRIX_BYTES).is_multiple_of(2));
+/// A thread's share of the matrices of [`GroupedChains`].
+pub type GroupShare = [Quad; GROUP_SHARES];
 const GROUP_SHARES: usize = (GROUP_MATRICES_BYTES / (16 * THREADS)) as usize;
 const _: () = assert!(GROUP_MATRICES_BYTES.is_multiple_of(16 * THREADS));
 
@@ -363,7 +364,7 @@ impl TileChains for Chains {
 impl TileChains for GroupedChains {
     const MATRICES_BYTES: u32 = GROUP_MATRICES_BYTES;
 
-    type Share = [Quad; GROUP_SHARES];
+    type Share = GroupShare;
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "an iterator over the array costs registers")]
@@ -371,7 +372,9 @@ impl TileChains for GroupedChains {
         let mut share = [[0; 4]; GROUP_SHARES];
         for i in 0..GROUP_SHARES {
             // SAFETY: the caller's.
-            share[i] = unsafe { global::load_16(key + 16 * (thread::index() + i as u32 * THREADS) as u64) };
+            let place = FIRST + 16 * (thread::index() + i as u32 * THREADS);
+            // SAFETY: the caller's.
+            share[i] = unsafe { global::load_16(key + place as u64) };
         }
         share
     }
@@ -385,7 +388,7 @@ impl TileChains for GroupedChains {
             unsafe { shared::store_16::<0>(place, share[i]) };
         }
         device::fence::proxy_async_shared();
-        Matrices(address)
+        Self::at(address)
     }
 
     #[inline(always)]
@@ -419,6 +422,41 @@ pub struct GroupedChains {
 }
 
 impl GroupedChains {
+    /// What storing a key's matrices at `address` returned to other threads of the block.
+    #[inline(always)]
+    pub const fn at(address: u32) -> Matrices {
+        // Those before are not there.
+        Matrices(address - FIRST)
+    }
+
+    /// Chains of nothing.
+    #[inline(always)]
+    pub const fn empty() -> Self {
+        GroupedChains { earlier: [[0; 4]; 2], state: [0; 4], state_matrix: GROUP_STATE }
+    }
+
+    /// As [`new`](Self::new), by a product of its own where it takes one, so that a loop's chains have two words of state.
+    ///
+    /// # Safety
+    /// As [`Chains::take`].
+    #[inline(always)]
+    pub unsafe fn begin(before: Quad, tiles: u32, matrices: Matrices) -> Self {
+        let mut chains = Self::empty();
+        if !tiles.is_multiple_of(GROUP as u32) {
+            chains.earlier[1] = before;
+        } else {
+            let mut counts = tensor::Counts::zero();
+            tensor::fence();
+            // SAFETY: the caller's; the matrices are written.
+            unsafe { tensor::multiply::<false>(&mut counts, &before, matrices.0 + SECOND) };
+            tensor::commit();
+            tensor::wait(&mut counts, &[before]);
+            let [low, high] = tensor::pack(&counts);
+            chains.state = [low, high, 0, 0];
+        }
+        chains
+    }
+
     /// Chains for a message of `tiles` tiles, of one block a thread: the second of the tile before the first.
     #[inline(always)]
     pub const fn new(before: Quad, tiles: u32) -> Self {
@@ -462,6 +500,53 @@ impl GroupedChains {
         let [low, high] = tensor::pack(&counts);
         self.state = [low, high, 0, 0];
         self.state_matrix = GROUP_STATE;
+    }
+
+    /// As [`take`](Self::take), the product's columns in two parts, one after the other: 24 registers fewer for the counts,
+    /// for two waits.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    #[inline(always)]
+    pub unsafe fn take_in_parts(&mut self, blocks: [Quad; 2], left: u32, matrices: Matrices) {
+        let [a, b] = self.earlier;
+        if left.is_multiple_of(GROUP as u32) {
+            let operands = [self.state, a, b, blocks[0], blocks[1]];
+            // SAFETY: the caller's.
+            let [low, high] = unsafe {
+                let words = self.part::<tensor::FirstCounts>(&operands, matrices, [0; 2]);
+                self.part::<tensor::SecondCounts>(&operands, matrices, words)
+            };
+            self.state = [low, high, 0, 0];
+            self.state_matrix = GROUP_STATE;
+        }
+        self.earlier = blocks;
+    }
+
+    /// Some columns of a group's product, added to the others' packed `words`.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    #[inline(always)]
+    unsafe fn part<P: tensor::Part>(
+        &self,
+        operands: &[Quad; 2 * GROUP + 1],
+        matrices: Matrices,
+        words: [u32; 2],
+    ) -> [u32; 2] {
+        let mut counts = P::zero();
+        tensor::fence();
+        // SAFETY: the caller's; the matrices are written.
+        unsafe {
+            counts.multiply::<false>(&operands[0], matrices.0 + self.state_matrix);
+            counts.multiply::<true>(&operands[1], matrices.0 + EARLIER);
+            counts.multiply::<true>(&operands[2], matrices.0 + EARLIER + MATRIX_BYTES);
+            counts.multiply::<true>(&operands[3], matrices.0 + FIRST);
+            counts.multiply::<true>(&operands[4], matrices.0 + SECOND);
+        }
+        tensor::commit();
+        counts.wait(operands);
+        counts.pack(words)
     }
 
     /// [`Chains::add_last`] and [`Chains::last`].

@@ -15,6 +15,8 @@ pub mod ctr;
 pub mod elementwise;
 #[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
 pub mod exchange;
+#[cfg(any(ringseal_sm_90a, not(target_arch = "nvptx64")))]
+pub mod fused;
 pub mod gcm;
 pub mod gf128;
 pub mod ghash;

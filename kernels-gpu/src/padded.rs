@@ -808,7 +808,7 @@ unsafe fn padded<const OPENS: bool, const REDUCES: bool, const STORES: bool, con
         return;
     }
     let mut turn = 0;
-    let (matrices_in, matrices_out) = (Matrices::at(MATRICES_IN), Matrices::at(MATRICES_OUT));
+    let (matrices_in, matrices_out) = (GroupedChains::at(MATRICES_IN), GroupedChains::at(MATRICES_OUT));
     // SAFETY: the regions of shared memory are disjoint; the keys are filled.
     unsafe {
         if OPENS {

@@ -241,23 +241,46 @@ pub const RELEASER: u32 = 0;
 /// The thread that awaits the predecessor's signals.
 const POLLER: u32 = THREADS - 32;
 
-/// A rank's part in one collective. `wire` is made by all of the block's threads, while what the rank knows of the collective is
+/// What a block does in a collective, once it is known that the keys may make its calls.
+pub trait Work {
+    /// Address of a word of shared memory that the ring uses between barriers.
+    const VERDICT: u32;
+
+    /// Does it, until it is done or the collective has failed.
+    ///
+    /// # Safety
+    /// All of the block's threads; the block's parameters describe live memory.
+    unsafe fn run(&mut self, block: &Block);
+}
+
+/// Record by record.
+impl<W: Wire> Work for W {
+    const VERDICT: u32 = <W as Wire>::VERDICT;
+
+    #[inline(always)]
+    unsafe fn run(&mut self, block: &Block) {
+        // SAFETY: the caller's.
+        unsafe { diagonals(block, self) }
+    }
+}
+
+/// A rank's part in one collective. `work` is made by all of the block's threads, while what the rank knows of the collective is
 /// being loaded.
 ///
 /// # Safety
-/// As [`Wire::transfer`]; `params` describes live memory.
+/// As [`Work::run`].
 #[inline(always)]
-pub unsafe fn collective<W: Wire>(params: RingParams, wire: impl FnOnce() -> W) {
+pub unsafe fn collective<W: Work>(params: RingParams, work: impl FnOnce() -> W) {
     // SAFETY: by the caller's promise.
     unsafe {
         let block = enter(params);
-        let mut wire = wire();
+        let mut work = work();
         if params.awaits_successor != 0 && thread::block_index() == 0 && thread::index() == RELEASER {
             let notice = global::load_u64(params.notices + 8 * params.predecessor() as u64);
             global::store_release_sys(notice + NOTICE_STARTED, block.sequence);
         }
         if allowed(&block) {
-            diagonals(&block, &mut wire);
+            work.run(&block);
         } else {
             exhausted(&block);
         }
@@ -368,34 +391,53 @@ impl Share {
     }
 }
 
-/// One record in one step. False when the collective has failed.
-#[inline(always)]
-unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
-    let params = &block.params;
-    let start = index as u64 * params.record_bytes as u64;
-    if start >= step.bytes {
-        return true;
+impl Record {
+    /// Record `index` of a step's chunk, if the chunk has it.
+    #[inline(always)]
+    pub(crate) fn of(block: &Block, step: &Step, index: u32) -> Option<Self> {
+        let params = &block.params;
+        let start = index as u64 * params.record_bytes as u64;
+        if start >= step.bytes {
+            return None;
+        }
+        let slot =
+            |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
+        Some(Record {
+            index,
+            bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
+            last: step.bytes - start <= params.record_bytes as u64,
+            input: params.input + step.offset + start,
+            output: params.output + step.offset + start,
+            inbox: params.inbox + slot(step.receives),
+            outbox: params.outbox + slot(step.sends),
+        })
     }
-    let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
+}
+
+/// Where the signals of record `index` are: of the one that a step receives, and of the one that it sends.
+#[inline(always)]
+pub(crate) fn signals(block: &Block, step: &Step, index: u32) -> (u64, u64) {
+    let params = &block.params;
     let signal = |message: u32| {
         let record = message as u64 * params.records as u64 + index as u64;
         (block.half * params.signals_half + record) * SIGNAL_BYTES
     };
-    let record = Record {
-        index,
-        bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
-        last: step.bytes - start <= params.record_bytes as u64,
-        input: params.input + step.offset + start,
-        output: params.output + step.offset + start,
-        inbox: params.inbox + slot(step.receives),
-        outbox: params.outbox + slot(step.sends),
+    (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends))
+}
+
+/// One record in one step. False when the collective has failed.
+#[inline(always)]
+unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
+    let Some(record) = Record::of(block, step, index) else {
+        return true;
     };
-    let (received, sent) =
-        (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
+    let (received, sent) = signals(block, step, index);
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
-        let arrived =
-            || step.actions & RECEIVE == 0 || arrived(block, W::VERDICT, step.receives, index, received);
+        let arrived = || {
+            step.actions & RECEIVE == 0
+                || arrived(block, <W as Wire>::VERDICT, step.receives, index, received)
+        };
         let Some((tag_in, tag_out)) = wire.transfer(block, step, &record, arrived) else {
             return false;
         };

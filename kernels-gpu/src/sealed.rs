@@ -31,7 +31,7 @@ use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 const _: () = assert!(THREADS == ghash::THREADS);
 
 /// The longest record: the third byte of its counters stays 0.
-pub const LONGEST_RECORD: u32 = 512 << 10;
+pub const LONGEST_RECORD: u32 = 256 << 10;
 
 /// A key as the kernels take it.
 #[derive(Clone, Copy)]
@@ -903,7 +903,7 @@ pub(crate) const fn offset(at: i32) -> u64 {
 /// # Safety
 /// `key` is the address of a filled [`SenderKey`].
 #[inline(always)]
-unsafe fn fetch_round_key(key: u64) -> Quad {
+pub(crate) unsafe fn fetch_round_key(key: u64) -> Quad {
     let index = thread::index() % (SHARED_KEYS_BYTES / 16);
     // SAFETY: the caller's.
     unsafe { global::load_16(key + ROUND_KEYS_OFFSET + 16 * index as u64) }
@@ -920,46 +920,6 @@ unsafe fn store_round_key(round_key: Quad) {
         // SAFETY: the caller's.
         unsafe { shared::store_16::<SENDER_ROUND_KEYS>(16 * index, round_key) };
     }
-}
-
-/// The kernels' body.
-///
-/// # Safety
-/// The addresses in the parameters are valid.
-#[inline(always)]
-unsafe fn sealed<const ROUNDS: usize, const COMMON: bool>(params: &SealedRingParams) {
-    let (own_key, predecessor_key) = (params.own.ghash_key, params.predecessor.ghash_key);
-    let wire = || {
-        // All loads are under way before the first store.
-        // SAFETY: the keys are filled.
-        let (own, predecessor, lanes) = unsafe {
-            (
-                Matrices::fetch(own_key),
-                Matrices::fetch(predecessor_key),
-                [fetch_lane(own_key), fetch_lane(predecessor_key)],
-            )
-        };
-        let tables = Tables::fill::<THREADS>();
-        // SAFETY: the regions of shared memory are disjoint.
-        let (own_matrices, predecessor_matrices) = unsafe {
-            store_lane(lanes[0], OWN_LANES);
-            store_lane(lanes[1], PREDECESSOR_LANES);
-            (Matrices::store(own, OWN_MATRICES), Matrices::store(predecessor, PREDECESSOR_MATRICES))
-        };
-        device::sync_threads();
-        Sealed::<_, ROUNDS, COMMON, false, false> {
-            params,
-            pads: 0,
-            scratch: 0,
-            tables,
-            opener: &params.predecessor.round_keys,
-            own_matrices,
-            predecessor_matrices,
-            turn: 0,
-        }
-    };
-    // SAFETY: the caller's.
-    unsafe { collective(params.ring, wire) }
 }
 
 /// What the kernels that open records of any rank begin with: all threads of a block.
@@ -1008,86 +968,6 @@ pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const P
     // A block may have no record in the steps before the first that opens.
     device::sync_threads();
     wire
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// A sealed collective with AES-128, for sums and averages of f32, f16 and bf16.
-    fn ring_sealed_128(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { sealed::<10, true>(&params) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// A sealed collective with AES-256, for sums and averages of f32, f16 and bf16.
-    fn ring_sealed_256(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { sealed::<14, true>(&params) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// A sealed collective with AES-128, for every element type and operation.
-    fn ring_sealed_any_128(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { sealed::<10, false>(&params) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// A sealed collective with AES-256, for every element type and operation.
-    fn ring_sealed_any_256(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { sealed::<14, false>(&params) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// As `ring_sealed_128`, for schedules in which records come from other ranks than the predecessor.
-    fn relay_sealed_128(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || any_sender::<10, true, false>(&params, 0, 0)) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// As `ring_sealed_any_128`, for schedules in which records come from other ranks than the predecessor.
-    fn relay_sealed_any_128(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || any_sender::<10, false, false>(&params, 0, 0)) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// As `ring_sealed_256`, for schedules in which records come from other ranks than the predecessor.
-    fn relay_sealed_256(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || any_sender::<14, true, false>(&params, 0, 0)) }
-    }
-}
-
-kernel! {
-    threads = 512,
-    shared = SEALED_SHARED,
-    /// As `ring_sealed_any_256`, for schedules in which records come from other ranks than the predecessor.
-    fn relay_sealed_any_256(params: SealedRingParams) {
-        // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || any_sender::<14, false, false>(&params, 0, 0)) }
-    }
 }
 
 kernel! {

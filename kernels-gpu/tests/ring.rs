@@ -10,6 +10,9 @@ use ringseal_kernels::exchange::{
     EXCHANGE_SHARED, ExchangeParams, PADDED_EXCHANGE_SHARED, PaddedExchangeParams, exchange_padded_128,
     exchange_sealed_128, exchange_sealed_any_128,
 };
+use ringseal_kernels::fused::{
+    FUSED_SHARED, relay_sealed_128, relay_sealed_any_128, ring_sealed_128, ring_sealed_any_128,
+};
 use ringseal_kernels::ghash::{GHASH_KEY_GRID, GhashKeyParams, ghash_key};
 use ringseal_kernels::padded::{ChunkPads, PAD_FILL_SHARED, PadFillParams, PadHead, pad_name, pads_fill_128};
 use ringseal_kernels::record::{AAD_BLOCKS, Call, Header};
@@ -18,9 +21,8 @@ use ringseal_kernels::ring::{
     Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
 use ringseal_kernels::sealed::{
-    PADDED_RING_SHARED, PaddedRingParams, RoundKeysParams, SEALED_SHARED, SealedKey, SealedRingParams,
-    SenderKey, StepPads, relay_padded_128, relay_sealed_128, relay_sealed_any_128, ring_sealed_128,
-    ring_sealed_any_128, store_round_keys,
+    PADDED_RING_SHARED, PaddedRingParams, RoundKeysParams, SealedKey, SealedRingParams, SenderKey, StepPads,
+    relay_padded_128, store_round_keys,
 };
 use ringseal_kernels::short::{LONGEST_SHORT_RECORD, relay_short_128};
 use ringseal_kernels::step::{
@@ -390,7 +392,7 @@ impl Group {
                 let params = group.sealed_params(keys, rank, params);
                 // SAFETY: as above.
                 let body = move || unsafe { kernel(params) };
-                launch(&[Launch::new(group.setup.grid, THREADS, SEALED_SHARED, body)]);
+                launch(&[Launch::new(group.setup.grid, THREADS, FUSED_SHARED, body)]);
             }
         };
         let rounds = match self.setup.collective {
@@ -437,7 +439,7 @@ impl Group {
     fn sealed_rank(&self, rank: u32, keys: &Keys, kernel: unsafe fn(SealedRingParams)) -> Launch<'_> {
         let params = self.sealed_params(keys, rank, self.params(rank));
         // SAFETY: the group's memory is as the parameters say.
-        Launch::new(self.setup.grid, THREADS, SEALED_SHARED, move || unsafe { kernel(params) })
+        Launch::new(self.setup.grid, THREADS, FUSED_SHARED, move || unsafe { kernel(params) })
     }
 
     /// A collective with pads for all steps, of the kind that `guess` gives for a step and a side; returns how many records

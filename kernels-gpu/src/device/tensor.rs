@@ -31,6 +31,30 @@ use super::Quad;
 /// One thread's share of a warpgroup's 64 x 128 counts.
 pub struct Counts([u32; 64]);
 
+/// One thread's share of the counts of columns 0 to 47.
+pub struct FirstCounts([u32; 24]);
+
+/// One thread's share of the counts of the other columns.
+pub struct SecondCounts([u32; 40]);
+
+/// Columns of a product that are multiplied and packed by themselves: in place of 64 registers for the counts it takes 40.
+pub trait Part {
+    /// All zero.
+    fn zero() -> Self;
+
+    /// As [`multiply`].
+    ///
+    /// # Safety
+    /// As [`multiply`].
+    unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32);
+
+    /// As [`wait`].
+    fn wait<const N: usize>(&mut self, operands: &[Quad; N]);
+
+    /// Adds what [`pack`] makes of these columns' counts to what it makes of the others'.
+    fn pack(&self, words: [u32; 2]) -> [u32; 2];
+}
+
 /// One thread's share of a warp's 16 x 8 counts.
 pub type Fragment = [u32; 4];
 

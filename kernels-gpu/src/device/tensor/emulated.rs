@@ -1,6 +1,6 @@
 //! The products on the CPU, from the real fragments and the real layout in shared memory.
 
-use super::{COUNT_END, Counts, Fragment, Quad};
+use super::{COUNT_END, Counts, FirstCounts, Fragment, Part, Quad, SecondCounts};
 use crate::device::emulated::{Order, Scope, collective, load_async};
 use crate::gf128::{MATRIX_WORDS, count_bit, matrix_word_place};
 
@@ -112,3 +112,38 @@ pub fn pack(counts: &Counts) -> [u32; 2] {
     }
     rows
 }
+
+/// The part with `N` accumulators of a thread, from number `first` on.
+macro_rules! part {
+    ($name:ident, $n:literal, $first:literal) => {
+        impl Part for $name {
+            fn zero() -> Self {
+                Self([0; $n])
+            }
+
+            #[track_caller]
+            unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32) {
+                let mut counts = Counts::zero();
+                counts.0[$first..$first + $n].copy_from_slice(&self.0);
+                // SAFETY: the caller's.
+                unsafe { multiply::<ACCUMULATE>(&mut counts, a, b) };
+                self.0.copy_from_slice(&counts.0[$first..$first + $n]);
+            }
+
+            #[track_caller]
+            fn wait<const N: usize>(&mut self, operands: &[Quad; N]) {
+                wait(&mut Counts::zero(), operands);
+            }
+
+            fn pack(&self, [low, high]: [u32; 2]) -> [u32; 2] {
+                let mut counts = Counts::zero();
+                counts.0[$first..$first + $n].copy_from_slice(&self.0);
+                let [a, b] = pack(&counts);
+                [low | a, high | b]
+            }
+        }
+    };
+}
+
+part!(FirstCounts, 24, 0);
+part!(SecondCounts, 40, 24);

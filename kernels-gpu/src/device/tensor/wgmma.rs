@@ -1,6 +1,6 @@
 //! The warpgroup products on the GPU.
 
-use super::{Counts, Quad};
+use super::{Counts, FirstCounts, Part, Quad, SecondCounts};
 use core::arch::asm;
 
 /// Orders this thread's earlier writes of operand registers before the products that follow. The warpgroup's 128
@@ -18,6 +18,13 @@ pub fn commit() {
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
 }
 
+/// Of the matrix at shared address `b`.
+#[inline(always)]
+const fn descriptor(b: u32) -> u64 {
+    // Leading (k) offset 128 bytes, stride (n) offset 256 bytes, no swizzle; offsets and address in units of 16 bytes.
+    (b >> 4) as u64 | (128 >> 4) << 16 | (256 >> 4) << 32
+}
+
 /// Starts `counts = [counts +] a x b`, b being the matrix at shared address `b`; `ACCUMULATE` tells whether the old
 /// counts are added. Neither `counts` nor `a` may be touched until [`wait`].
 ///
@@ -26,8 +33,7 @@ pub fn commit() {
 /// aligned, the matrix is written and visible to the asynchronous proxy.
 #[inline(always)]
 pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b: u32) {
-    // Leading (k) offset 128 bytes, stride (n) offset 256 bytes, no swizzle; offsets and address in units of 16 bytes.
-    let descriptor = (b >> 4) as u64 | (128 >> 4) << 16 | (256 >> 4) << 32;
+    let descriptor = descriptor(b);
     let d = &mut counts.0;
     // SAFETY: the caller's.
     unsafe {
@@ -96,7 +102,16 @@ pub fn wait<const N: usize>(counts: &mut Counts, operands: &[Quad; N]) {
             inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
             options(nostack)
         );
-        for a in operands {
+    }
+    keep(operands);
+}
+
+/// Keeps the operands' registers alive and unchanged until here.
+#[inline(always)]
+fn keep<const N: usize>(operands: &[Quad; N]) {
+    for a in operands {
+        // SAFETY: no instruction.
+        unsafe {
             asm!("// {} {} {} {}", in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], options(nostack));
         }
     }
@@ -158,4 +173,161 @@ pub fn pack(counts: &Counts) -> [u32; 2] {
     }
     threes!(0 1 2 3 4 5 6 7 8 9);
     [low, high]
+}
+
+/// Adds the low bits of the threes `$k` of counts to both rows' words, `$first` being the number of `$d`'s first
+/// accumulator.
+macro_rules! threes {
+    ($low:ident, $high:ident, $d:ident, $first:expr, $($k:literal)*) => {
+        $(
+            {
+                // Written out: a loop would index the counts at run time, from local memory.
+                const AT: [usize; 3] = [
+                    4 * (3 * $k / 2) + 3 * $k % 2 - $first,
+                    4 * ((3 * $k + 1) / 2) + (3 * $k + 1) % 2 - $first,
+                    4 * ((3 * $k + 2) / 2) + (3 * $k + 2) % 2 - $first,
+                ];
+                $low = pack_three($low, [$d[AT[0]], $d[AT[1]], $d[AT[2]]], 3 * $k);
+                $high = pack_three($high, [$d[AT[0] + 2], $d[AT[1] + 2], $d[AT[2] + 2]], 3 * $k);
+            }
+        )*
+    };
+}
+
+impl Part for FirstCounts {
+    #[inline(always)]
+    fn zero() -> Self {
+        Self([0; 24])
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32) {
+        let descriptor = descriptor(b + 0 / 8 * 256);
+        let d = &mut self.0;
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "{{",
+                ".reg .pred p;",
+                "setp.ne.b32 p, {29}, 0;",
+                "wgmma.mma_async.sync.aligned.m64n48k256.s32.b1.b1.and.popc",
+                "{{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15},",
+                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}}},",
+                "{{{24}, {25}, {26}, {27}}}, {28}, p;",
+                "}}",
+                inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                in(reg64) descriptor, const ACCUMULATE as i32,
+                options(nostack)
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn wait<const N: usize>(&mut self, operands: &[Quad; N]) {
+        let d = &mut self.0;
+        // SAFETY: as fence.
+        unsafe {
+            asm!(
+                "wgmma.wait_group.sync.aligned 0;",
+                "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+                "// {16} {17} {18} {19} {20} {21} {22} {23}",
+                inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                options(nostack)
+            );
+        }
+        keep(operands);
+    }
+
+    #[inline(always)]
+    fn pack(&self, [mut low, mut high]: [u32; 2]) -> [u32; 2] {
+        let d = &self.0;
+        threes!(low, high, d, 0, 0 1 2 3);
+        [low, high]
+    }
+}
+
+impl Part for SecondCounts {
+    #[inline(always)]
+    fn zero() -> Self {
+        Self([0; 40])
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32) {
+        let descriptor = descriptor(b + 48 / 8 * 256);
+        let d = &mut self.0;
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "{{",
+                ".reg .pred p;",
+                "setp.ne.b32 p, {45}, 0;",
+                "wgmma.mma_async.sync.aligned.m64n80k256.s32.b1.b1.and.popc",
+                "{{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15},",
+                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31},",
+                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}}},",
+                "{{{40}, {41}, {42}, {43}}}, {44}, p;",
+                "}}",
+                inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+                inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+                inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
+                inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
+                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                in(reg64) descriptor, const ACCUMULATE as i32,
+                options(nostack)
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn wait<const N: usize>(&mut self, operands: &[Quad; N]) {
+        let d = &mut self.0;
+        // SAFETY: as fence.
+        unsafe {
+            asm!(
+                "wgmma.wait_group.sync.aligned 0;",
+                "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+                "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+                "// {32} {33} {34} {35} {36} {37} {38} {39}",
+                inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+                inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+                inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
+                inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
+                options(nostack)
+            );
+        }
+        keep(operands);
+    }
+
+    #[inline(always)]
+    fn pack(&self, [mut low, mut high]: [u32; 2]) -> [u32; 2] {
+        let d = &self.0;
+        low |= pack_last([d[36], d[37]]);
+        high |= pack_last([d[38], d[39]]);
+        threes!(low, high, d, 24, 4 5 6 7 8 9);
+        [low, high]
+    }
 }
