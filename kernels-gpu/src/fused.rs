@@ -15,18 +15,18 @@
 use crate::aes::{Keys, Prefix, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
-    APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE, TileChains,
+    self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE, TileChains,
     fetch_lane, store_lane,
 };
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
-use crate::record::{AAD_BLOCKS, AAD_BYTES, Header};
+use crate::record::{AAD_BYTES, Header};
 use crate::ring::{
     Block, Record, THREADS, Work, aborted, arrived, collective, differ, fail, failure, finished, reduced,
     signals,
 };
 use crate::sealed::{
     LONGEST_RECORD, Places, SealedRingParams, SenderKey, associated_data, fetch_round_key, headers, inside,
-    lengths, load_local, load_received, store_local, store_part, store_sent, tag, with_associated_data,
+    lengths, load_local, load_received, store_local, store_sent, store_sum, tag, with_associated_data,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -340,11 +340,13 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             if opens && part == 0 {
                 expected = global::load_volatile_16(received);
             }
-            if opens {
-                store_part(lasts(local, IN), OPENER_LANES, part, PARTS);
-            }
-            if seals {
-                store_part(lasts(local, OUT), OWN_LANES, part, PARTS + PARTS_BYTES);
+            // Both at once, being chains of dependent steps; where one isn't needed, the other twice.
+            let side = |side: u32, needed: bool| lasts(local, if needed { side } else { OUT - side });
+            if opens || seals {
+                let words = [side(IN, opens), side(OUT, seals)];
+                let sums = ghash::two_parts(words, [OPENER_LANES, OWN_LANES], part);
+                store_sum(sums[0], PARTS + 16 * part);
+                store_sum(sums[1], PARTS + PARTS_BYTES + 16 * part);
             }
             device::sync_warpgroup();
             if part != 0 {
@@ -371,12 +373,13 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         }
     }
 
-    /// The tiles of record `local` of the block: stores each thread's words for the tags.
+    /// The tiles of record `local` of the block, once it has arrived: stores each thread's words for the tags. False when a rank
+    /// has failed or the deadline has passed.
     ///
     /// # Safety
-    /// All threads of the block; the record is prepared, and has arrived where there is one to open.
+    /// All threads of the block; the record is prepared.
     #[inline(always)]
-    unsafe fn tiles(&self, block: &Block, step: &Step, record: &Record, local: u32) {
+    unsafe fn tiles(&self, block: &Block, step: &Step, record: &Record, local: u32) -> bool {
         let (params, tables) = (self.params, self.tables);
         let (own, opener) = (&params.own.round_keys, self.opener);
         let (actions, bytes) = (step.actions, record.bytes);
@@ -401,46 +404,50 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         };
         // The tile's first block, counted from the text's first.
         let mut first = -(pad as i32);
-        let mut next = load(first);
         // Of this thread's first block: its low byte is that of all its blocks.
         let counter = (first_counter(pad) & 255) + thread::index();
         let mut upper = buffer(local, IN) + UPPER + 16 * (counter >> 8);
         let before = thread::index() as i32 - (THREADS + pad) as i32;
         let (mut low_in, mut low_out) = ([0; 4], [0; 4]);
-        let mut chains_in = GroupedChains::empty();
-        let mut chains_out = GroupedChains::empty();
-        // SAFETY: prepared; all threads of the block come here alike.
-        unsafe {
+        // SAFETY: prepared.
+        let (mut chains_in, mut chains_out) = unsafe {
             if opens {
                 low_in = Prefix::low_of(shared::load_u32::<0>(buffer(local, IN)), tables, opener, counter);
-                if pad < AAD_BLOCKS {
-                    chains_in =
-                        GroupedChains::begin(associated_data(aad_in(), before), tiles, self.opener_matrices);
-                }
             }
             if seals {
                 low_out = Prefix::low_of(shared::load_u32::<0>(buffer(local, OUT)), tables, own, counter);
-                if pad < AAD_BLOCKS {
-                    chains_out =
-                        GroupedChains::begin(associated_data(aad_out(), before), tiles, self.own_matrices);
-                }
             }
+            let associated = |needed: bool, aad: u32| match needed {
+                true => associated_data(aad, before),
+                false => [0; 4],
+            };
+            (
+                GroupedChains::new(associated(opens, aad_in()), tiles),
+                GroupedChains::new(associated(seals, aad_out()), tiles),
+            )
+        };
+        // All that does not need the record is done by now.
+        // SAFETY: the caller's.
+        if opens && !unsafe { self.arrived(block, step, record, local) } {
+            return false;
         }
+        let mut next = [[0; 4]; 2];
         while first < bytes.div_ceil(16) as i32 {
             // Tiles that follow, and whether the chains multiply now.
             let left = (bytes.div_ceil(16) as i32 - first) as u32 / TILE - 1;
             let grouped = left.is_multiple_of(GROUP as u32);
-            let mut values = next;
+            // What is multiplied at once was fetched before. Otherwise the key stream hides the wait.
+            let mut values = if grouped && first != -(pad as i32) { next } else { load(first) };
             // SAFETY: places in the record, or none; all threads of the block run this loop alike; prepared.
             unsafe {
-                if opens {
+                if opens && grouped {
                     // Before the text, where the additional data are, nothing is stored of what becomes of them.
                     if first < 0 {
                         let at = first + bits::opaque(thread::index()) as i32;
                         values = with_associated_data(aad_in(), at, values);
                     }
                     // Before the key stream, which leaves no registers for the counts.
-                    chains_in.take_in_parts(values, left, self.opener_matrices);
+                    chains_in.take_group_in_parts(values, self.opener_matrices);
                 }
             }
             // Not to be computed before the product, which has no registers for what follows from it.
@@ -460,14 +467,21 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                     if actions & FORWARD != 0 {
                         store_sent(place.outbox(), places, bytes, whole, values);
                     }
+                    let mut key_stream = [[0; 4]; 2];
                     if busy {
                         let states = [
                             xor(low_in, shared::load_16::<0>(upper)),
                             xor(low_in, shared::load_16::<32>(upper)),
                         ];
-                        let key_stream = tables.finish::<ROUNDS, 2>(opener, states);
-                        values = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
+                        key_stream = tables.finish::<ROUNDS, 2>(opener, states);
                     }
+                    if !grouped {
+                        if first < 0 {
+                            values = with_associated_data(aad_in(), at, values);
+                        }
+                        chains_in.keep(values);
+                    }
+                    values = [xor(values[0], key_stream[0]), xor(values[1], key_stream[1])];
                     if actions & REDUCE != 0 {
                         // Written out: as a closure it was once not inlined, its quads then in local memory.
                         values = [
@@ -476,7 +490,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                         ];
                     }
                 }
-                // The next tile's, while no counts are in the registers: see below.
+                // While no counts are in the registers.
                 if !grouped {
                     next = load(first + TILE as i32);
                 }
@@ -503,11 +517,11 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                     if first < 0 {
                         sent = with_associated_data(aad_out(), at, sent);
                     }
-                    chains_out.take_in_parts(sent, left, self.own_matrices);
-                }
-                first = bits::opaque(first as u32) as i32;
-                if grouped && left != 0 {
-                    next = load(first + TILE as i32);
+                    if grouped {
+                        chains_out.take_group_in_parts(sent, self.own_matrices);
+                    } else {
+                        chains_out.keep(sent);
+                    }
                 }
             }
             upper += 64;
@@ -523,6 +537,24 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 let word = chains_out.last(lengths(bytes), self.own_matrices);
                 shared::store_u32::<0>(lasts(local, OUT) + 4 * thread::index(), word);
             }
+        }
+        true
+    }
+
+    /// Waits for record `local`, if it hasn't arrived. False when a rank has failed or the deadline has passed.
+    ///
+    /// # Safety
+    /// All threads of the block; the record is prepared, and there is one to open.
+    #[inline(always)]
+    unsafe fn arrived(&self, block: &Block, step: &Step, record: &Record, local: u32) -> bool {
+        // From one lane, so that the compiler sees that it is uniform.
+        // SAFETY: the caller's.
+        unsafe {
+            if warp::shuffle(shared::load_u32::<READY>(4 * (local % 2)), 0) != 0 {
+                return true;
+            }
+            let (received, _) = signals(block, step, record.index);
+            arrived(block, VERDICT, step.receives, record.index, received)
         }
     }
 }
@@ -601,14 +633,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 return false;
             }
             let (step, record) = position.load(block);
-            if warp::shuffle(shared::load_u32::<READY>(4 * (local % 2)), 0) == 0 {
-                let (received, _) = signals(block, &step, record.index);
-                if !arrived(block, VERDICT, step.receives, record.index, received) {
-                    return false;
-                }
-            }
-            self.tiles(block, &step, &record, local);
-            true
+            self.tiles(block, &step, &record, local)
         }
     }
 }

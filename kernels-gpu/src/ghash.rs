@@ -429,34 +429,6 @@ impl GroupedChains {
         Matrices(address - FIRST)
     }
 
-    /// Chains of nothing.
-    #[inline(always)]
-    pub const fn empty() -> Self {
-        GroupedChains { earlier: [[0; 4]; 2], state: [0; 4], state_matrix: GROUP_STATE }
-    }
-
-    /// As [`new`](Self::new), by a product of its own where it takes one, so that a loop's chains have two words of state.
-    ///
-    /// # Safety
-    /// As [`Chains::take`].
-    #[inline(always)]
-    pub unsafe fn begin(before: Quad, tiles: u32, matrices: Matrices) -> Self {
-        let mut chains = Self::empty();
-        if !tiles.is_multiple_of(GROUP as u32) {
-            chains.earlier[1] = before;
-        } else {
-            let mut counts = tensor::Counts::zero();
-            tensor::fence();
-            // SAFETY: the caller's; the matrices are written.
-            unsafe { tensor::multiply::<false>(&mut counts, &before, matrices.0 + SECOND) };
-            tensor::commit();
-            tensor::wait(&mut counts, &[before]);
-            let [low, high] = tensor::pack(&counts);
-            chains.state = [low, high, 0, 0];
-        }
-        chains
-    }
-
     /// Chains for a message of `tiles` tiles, of one block a thread: the second of the tile before the first.
     #[inline(always)]
     pub const fn new(before: Quad, tiles: u32) -> Self {
@@ -502,25 +474,28 @@ impl GroupedChains {
         self.state_matrix = GROUP_STATE;
     }
 
-    /// As [`take`](Self::take), the product's columns in two parts, one after the other: 24 registers fewer for the counts,
-    /// for two waits.
+    /// Keeps a tile's blocks for the group that ends with the next.
+    #[inline(always)]
+    pub const fn keep(&mut self, blocks: [Quad; 2]) {
+        self.earlier = blocks;
+    }
+
+    /// Takes the tile that ends a group, with the one that was [kept](Self::keep). The product's columns in two parts, one after
+    /// the other: 24 registers fewer for the counts, for two waits.
     ///
     /// # Safety
-    /// As [`take`](Self::take).
+    /// As [`Chains::take`].
     #[inline(always)]
-    pub unsafe fn take_in_parts(&mut self, blocks: [Quad; 2], left: u32, matrices: Matrices) {
+    pub unsafe fn take_group_in_parts(&mut self, [c, d]: [Quad; 2], matrices: Matrices) {
         let [a, b] = self.earlier;
-        if left.is_multiple_of(GROUP as u32) {
-            let operands = [self.state, a, b, blocks[0], blocks[1]];
-            // SAFETY: the caller's.
-            let [low, high] = unsafe {
-                let words = self.part::<tensor::FirstCounts>(&operands, matrices, [0; 2]);
-                self.part::<tensor::SecondCounts>(&operands, matrices, words)
-            };
-            self.state = [low, high, 0, 0];
-            self.state_matrix = GROUP_STATE;
-        }
-        self.earlier = blocks;
+        let operands = [self.state, a, b, c, d];
+        // SAFETY: the caller's.
+        let [low, high] = unsafe {
+            let words = self.part::<tensor::FirstCounts>(&operands, matrices, [0; 2]);
+            self.part::<tensor::SecondCounts>(&operands, matrices, words)
+        };
+        self.state = [low, high, 0, 0];
+        self.state_matrix = GROUP_STATE;
     }
 
     /// Some columns of a group's product, added to the others' packed `words`.
@@ -629,6 +604,26 @@ pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
         bit += 1;
     }
     sum
+}
+
+/// As [`part`], of two sums at once.
+///
+/// # Safety
+/// As [`part`].
+#[inline(always)]
+pub unsafe fn two_parts([words_a, words_b]: [u32; 2], [lanes_a, lanes_b]: [u32; 2], part: u32) -> [Element; 2] {
+    // SAFETY: the caller's.
+    let ((word_a, weight_a), (word_b, weight_b)) =
+        unsafe { (chain(words_a, lanes_a, part), chain(words_b, lanes_b, part)) };
+    let (mut a, mut b) = (Element::ZERO, Element::ZERO);
+    let mut bit = 0;
+    while bit < 32 {
+        (a, b) = (a.times_x(), b.times_x());
+        a ^= weight_a.where_bit(word_a, bit);
+        b ^= weight_b.where_bit(word_b, bit);
+        bit += 1;
+    }
+    [a, b]
 }
 
 /// This lane's word of the chains of warp `warp` of all warpgroups, the coefficient of x^31 lowest, and its weight.

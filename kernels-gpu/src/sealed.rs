@@ -16,6 +16,7 @@
 
 use crate::aes::{Keys, Prefix, RoundKeys, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
+use crate::gf128::Element;
 use crate::ghash::{
     self, Chains, GhashKey, LANES_BYTES, LAST_BYTES, MATRICES_BYTES, Matrices, TILE, block_of, fetch_lane,
     load_lanes, store_lane, warp_sum,
@@ -355,11 +356,19 @@ pub(crate) fn inside(block: Quad, at: i32, bytes: u32) -> Quad {
 #[inline(always)]
 pub(crate) unsafe fn store_part(last: u32, lanes: u32, part: u32, parts: u32) {
     // SAFETY: the caller's.
-    unsafe {
-        let sum = warp_sum(ghash::part(last, lanes, part));
-        if thread::lane().is_multiple_of(8) {
-            shared::store_u32::<0>(parts + 16 * part + thread::lane() / 2, sum);
-        }
+    unsafe { store_sum(ghash::part(last, lanes, part), parts + 16 * part) };
+}
+
+/// Stores the sum of all lanes' shares, by one warp.
+///
+/// # Safety
+/// The place is this warp's until the next barrier.
+#[inline(always)]
+pub(crate) unsafe fn store_sum(share: Element, place: u32) {
+    let sum = warp_sum(share);
+    if thread::lane().is_multiple_of(8) {
+        // SAFETY: the caller's.
+        unsafe { shared::store_u32::<0>(place + thread::lane() / 2, sum) };
     }
 }
 
