@@ -15,8 +15,8 @@
 use crate::aes::{Keys, Prefix, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::ghash::{
-    self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE, TileChains,
-    fetch_lane, store_lane,
+    self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE,
+    TileChains, fetch_lane, store_lane,
 };
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BYTES, Header};
@@ -52,6 +52,8 @@ const READY: u32 = VERDICT + 8;
 const BLOCK: u32 = VERDICT + 16;
 /// Positions of records in turn, kept as long as masks are.
 const POSITIONS: u32 = BLOCK + 32;
+/// The address of the signal that says whether the next record has arrived; 0 when it needs none.
+const WATCHED: u32 = BLOCK + 24;
 /// The opener's round keys, in the kernels that choose it at run time.
 const OPENER_ROUND_KEYS: u32 = POSITIONS + MASK_TURNS * 8;
 const BUFFERS: u32 = OPENER_ROUND_KEYS + SHARED_KEYS_BYTES;
@@ -185,6 +187,13 @@ fn first_counter(pad: u32) -> u32 {
     2u32.wrapping_sub(pad)
 }
 
+/// A warp's number among those that prepare the end of record `local`: of a warpgroup, 0 to 3, that isn't the one that ends the
+/// record before; in other warps 4 or more.
+#[inline(always)]
+fn assistant(local: u32) -> u32 {
+    thread::warp().wrapping_sub(4 * ((local + 2) % 4))
+}
+
 /// Whether a step opens what it receives.
 #[inline(always)]
 fn opens(step: &Step) -> bool {
@@ -260,7 +269,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         let needed = if side == IN { opens(step) } else { seals(step) };
         // SAFETY: the caller's; these places were last read before the latest barrier, the masks before the one before that.
         unsafe {
-            if work < 5 && needed {
+            if work < 4 && needed {
                 let own = &self.params.own.round_keys;
                 if side == IN {
                     self.prepare_side(self.opener, &header_in, record.bytes, work, local, IN);
@@ -272,15 +281,79 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 shared::store_u32::<POSITIONS>(local % MASK_TURNS * 8, position.time);
                 shared::store_u32::<{ POSITIONS + 4 }>(local % MASK_TURNS * 8, position.index);
             }
-            if thread::index() == THREADS - 32 {
-                let (received, _) = signals(block, step, record.index);
-                let ready = !opens(step) || global::load_acquire_sys(received + 16) == block.sequence;
-                shared::store_u32::<READY>(4 * (local % 2), ready as u32);
+        }
+    }
+
+    /// What record `local` needs by its end only, while other warps are at its tiles: the masks of its tags, and where the signal
+    /// of the next record is.
+    ///
+    /// # Safety
+    /// All threads of the block; the record is prepared. The masks' places were last read before the latest barrier.
+    #[inline(always)]
+    unsafe fn prepare_end(&self, block: &Block, step: &Step, record: &Record, local: u32) {
+        let [header_in, header_out] = headers(self.params.call, block, step, record);
+        // SAFETY: the caller's.
+        unsafe {
+            match assistant(local) {
+                0 if opens(step) => self.store_mask(self.opener, &header_in, mask(local, IN)),
+                1 if seals(step) => {
+                    self.store_mask(&self.params.own.round_keys, &header_out, mask(local, OUT))
+                }
+                2 => {
+                    let mut next = position_of(local);
+                    next.index += 1;
+                    let mut watched = 0;
+                    if next.find(block) {
+                        let step = Step::load(block.params.steps, next.index);
+                        if opens(&step) {
+                            watched = signals(block, &step, next.record()).0 + 16;
+                        }
+                    }
+                    if thread::lane() == 0 {
+                        shared::store_u32::<READY>(4 * ((local + 1) % 2), 0);
+                        shared::store_u32::<WATCHED>(0, watched as u32);
+                        shared::store_u32::<{ WATCHED + 4 }>(0, (watched >> 32) as u32);
+                    }
+                }
+                _ => {}
             }
         }
     }
 
-    /// One warp's part of [`Self::prepare`]: work 0 to 2 a third of the counters' upper bytes, 3 the mask, 4 the additional data.
+    /// Asks whether the record after record `local` has arrived; whoever needs it will know after the next barrier.
+    ///
+    /// # Safety
+    /// After [`Self::prepare_end`], by all threads.
+    #[inline(always)]
+    unsafe fn ask(&self, block: &Block, local: u32) {
+        if assistant(local) != 2 || thread::lane() != 0 {
+            return;
+        }
+        // SAFETY: what this thread stored; the signal is the rank's.
+        unsafe {
+            let (low, high) = (shared::load_u32::<WATCHED>(0), shared::load_u32::<{ WATCHED + 4 }>(0));
+            let watched = low as u64 | (high as u64) << 32;
+            if watched != 0 && global::load_acquire_sys(watched) == block.sequence {
+                shared::store_u32::<READY>(4 * ((local + 1) % 2), 1);
+            }
+        }
+    }
+
+    /// Stores the mask of a tag, E(K, J0) (SP 800-38D, 7.1), by one warp.
+    ///
+    /// # Safety
+    /// The place is this warp's until the next barrier.
+    #[inline(always)]
+    unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
+        let [a, b, c] = header.nonce();
+        let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
+        if thread::lane() == 0 {
+            // SAFETY: the caller's.
+            unsafe { shared::store_16::<0>(mask, block) };
+        }
+    }
+
+    /// One warp's part of [`Self::prepare`]: work 0 to 2 a third of the counters' upper bytes, 3 the additional data.
     ///
     /// # Safety
     /// As [`Self::prepare`].
@@ -307,12 +380,6 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 }
                 if entry == 0 {
                     shared::store_u32::<0>(buffer, prefix.low_base());
-                }
-            } else if work == 3 {
-                let [a, b, c] = nonce;
-                let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
-                if lane == 0 {
-                    shared::store_16::<0>(mask(local, side), block);
                 }
             } else if lane == 0 {
                 shared::store_16::<ASSOCIATED>(buffer, header.associated_data(0));
@@ -431,11 +498,17 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         if opens && !unsafe { self.arrived(block, step, record, local) } {
             return false;
         }
+        // SAFETY: the caller's.
+        unsafe { self.prepare_end(block, step, record, local) };
         let mut next = [[0; 4]; 2];
         while first < bytes.div_ceil(16) as i32 {
             // Tiles that follow, and whether the chains multiply now.
             let left = (bytes.div_ceil(16) as i32 - first) as u32 / TILE - 1;
             let grouped = left.is_multiple_of(GROUP as u32);
+            if left == (tiles > 1) as u32 {
+                // SAFETY: prepared.
+                unsafe { self.ask(block, local) };
+            }
             // What is multiplied at once was fetched before. Otherwise the key stream hides the wait.
             let mut values = if grouped && first != -(pad as i32) { next } else { load(first) };
             // SAFETY: places in the record, or none; all threads of the block run this loop alike; prepared.
@@ -574,6 +647,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                     [sequence as u32, (sequence >> 32) as u32, deadline as u32, (deadline >> 32) as u32];
                 shared::store_16::<BLOCK>(0, words);
                 shared::store_u32::<{ BLOCK + 16 }>(0, block.half as u32);
+                shared::store_u32::<READY>(0, 0);
             }
         }
         device::sync_threads();

@@ -611,7 +611,11 @@ pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
 /// # Safety
 /// As [`part`].
 #[inline(always)]
-pub unsafe fn two_parts([words_a, words_b]: [u32; 2], [lanes_a, lanes_b]: [u32; 2], part: u32) -> [Element; 2] {
+pub unsafe fn two_parts(
+    [words_a, words_b]: [u32; 2],
+    [lanes_a, lanes_b]: [u32; 2],
+    part: u32,
+) -> [Element; 2] {
     // SAFETY: the caller's.
     let ((word_a, weight_a), (word_b, weight_b)) =
         unsafe { (chain(words_a, lanes_a, part), chain(words_b, lanes_b, part)) };

@@ -399,6 +399,22 @@ pub mod global {
         [a, b, c, d]
     }
 
+    /// As [`load_16`], of what is read once: it leaves the L1 cache to other things.
+    ///
+    /// # Safety
+    /// As [`load_16`].
+    #[inline(always)]
+    pub unsafe fn load_past_l1_16(address: u64) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller's.
+        unsafe {
+            asm!("ld.global.L1::no_allocate.v4.u32 {{{}, {}, {}, {}}}, [{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address,
+                options(pure, readonly, nostack))
+        };
+        [a, b, c, d]
+    }
+
     /// Loads 16 bytes anew each time, for memory that another device writes: the bytes verified are the bytes used.
     ///
     /// # Safety

@@ -313,6 +313,16 @@ pub mod global {
         unsafe { pointer::<Aligned>(address).read_volatile().0 }
     }
 
+    /// As [`load_16`].
+    ///
+    /// # Safety
+    /// As [`load_16`].
+    #[track_caller]
+    pub unsafe fn load_past_l1_16(address: u64) -> [u32; 4] {
+        // SAFETY: the caller's.
+        unsafe { load_16(address) }
+    }
+
     /// Loads 16 bytes anew each time, for memory that another device writes: the bytes verified are the bytes used.
     ///
     /// # Safety
