@@ -28,7 +28,7 @@ pub struct KeystreamOptions {
     pub slots: usize,
     /// Bytes of keystream of one chunk, a multiple of `record_bytes`; what a chunk has beyond finds none.
     pub slot_bytes: usize,
-    /// Length of a record in bytes: a multiple of 16, at most 512 KiB.
+    /// Length of a record in bytes: a multiple of 16, at most 256 KiB.
     pub record_bytes: u32,
     /// Multiprocessors that make keystream at a time. None: all.
     pub makers: Option<u32>,
@@ -156,7 +156,7 @@ impl Keystream {
     pub fn new(kernels: &Kernels, options: KeystreamOptions) -> Result<Self> {
         let KeystreamOptions { slots, slot_bytes, record_bytes, makers } = options;
         if record_bytes == 0 || !record_bytes.is_multiple_of(16) || record_bytes > LONGEST_RECORD {
-            let text = "keystream: record_bytes must be a multiple of 16 from 16 to 512 KiB";
+            let text = "keystream: record_bytes must be a multiple of 16 from 16 to 256 KiB";
             return Err(Error::InvalidArgument(text.into()));
         }
         let whole = slot_bytes.is_multiple_of(record_bytes as usize);

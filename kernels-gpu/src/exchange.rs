@@ -614,7 +614,7 @@ fn mask_at(local: u32) -> u32 {
 
 /// Tiles of a record, and the zero blocks in front of its text in the first.
 #[inline(always)]
-fn tiles(bytes: u32) -> (u32, u32) {
+pub(crate) fn tiles(bytes: u32) -> (u32, u32) {
     let blocks = bytes.div_ceil(16);
     let tiles = blocks.div_ceil(TILE);
     (tiles, tiles * TILE - blocks)
@@ -622,7 +622,7 @@ fn tiles(bytes: u32) -> (u32, u32) {
 
 /// The counter of a record's first tile's first block: that of the text's first is 2 (SP 800-38D, 7.1).
 #[inline(always)]
-fn first_counter(pad: u32) -> u32 {
+pub(crate) fn first_counter(pad: u32) -> u32 {
     2u32.wrapping_sub(pad)
 }
 

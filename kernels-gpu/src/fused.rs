@@ -1,10 +1,11 @@
 //! The sealed ring's records with AES on the path: opened, reduced and sealed in one pass, each prepared while the one before is
 //! under way.
 //!
-//! What a record needs before its first byte (the counters' upper bytes, additional data, the masks of its tags, and whether it
-//! has arrived) is stored to shared memory by a few warps, in front of the barrier that ends the record before. Behind it one
-//! warpgroup makes the tags of the record that ended, compares and releases, while the others are at the next already.
-//! So a record costs one barrier. Only where another rank's key is to open it are there more: the key is copied first.
+//! What a record needs before its first byte (the counters' upper bytes, additional data) is stored to shared memory by a few
+//! warps, in front of the barrier that ends the record before. Behind it one warpgroup makes the tags of the record that ended,
+//! compares and releases, while the others are at the next already; there a few warps make the masks of its tags and ask
+//! whether the one after it has arrived. So a record costs one barrier. Only where another rank's key is to open it are there
+//! more: the key is copied first.
 //!
 //! GHASH multiplies two tiles together ([`GroupedChains`]), of both chains. A record is at most [`LONGEST_RECORD`] bytes: what
 //! lies between two barriers.
@@ -13,7 +14,8 @@
 //! load and store, 10 for the matrices.
 
 use crate::aes::{Keys, Prefix, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
-use crate::device::{self, Quad, bits, global, shared, thread, warp};
+use crate::device::{self, bits, global, shared, thread, warp};
+use crate::exchange::{first_counter, tiles};
 use crate::ghash::{
     self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE,
     TileChains, fetch_lane, store_lane,
@@ -26,7 +28,8 @@ use crate::ring::{
 };
 use crate::sealed::{
     LONGEST_RECORD, Places, SealedRingParams, SenderKey, associated_data, fetch_round_key, headers, inside,
-    lengths, load_local, load_received, store_local, store_sent, store_sum, tag, with_associated_data,
+    lengths, load_local, load_received, store_local, store_mask, store_round_key, store_sent, store_sum, tag,
+    with_associated_data,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -40,10 +43,10 @@ const LASTS: u32 = OPENER_LANES + LANES_BYTES;
 /// The parts of both sums.
 const PARTS: u32 = LASTS + 2 * 2 * LAST_BYTES;
 const PARTS_BYTES: u32 = 4 * 16;
-/// Both tags' masks, for records in turn: one is read while the next two are made.
+/// Both tags' masks, for records in turn: one is read while the next is made.
 const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
-const MASK_TURNS: u32 = 4;
-const VERDICT: u32 = MASKS + MASK_TURNS * 2 * 16;
+const TURNS: u32 = 4;
+const VERDICT: u32 = MASKS + TURNS * 2 * 16;
 /// Whose key opens, in the kernels that choose it at run time.
 const SENDER: u32 = VERDICT + 4;
 /// Whether a record has arrived, for records in turn.
@@ -55,7 +58,7 @@ const POSITIONS: u32 = BLOCK + 32;
 /// The address of the signal that says whether the next record has arrived; 0 when it needs none.
 const WATCHED: u32 = BLOCK + 24;
 /// The opener's round keys, in the kernels that choose it at run time.
-const OPENER_ROUND_KEYS: u32 = POSITIONS + MASK_TURNS * 8;
+const OPENER_ROUND_KEYS: u32 = POSITIONS + TURNS * 8;
 const BUFFERS: u32 = OPENER_ROUND_KEYS + SHARED_KEYS_BYTES;
 // A record's buffer, of what is opened or of what is sealed: what the counters' low bytes begin with, additional data, the
 // counters' upper bytes' contribution for each 256 counters.
@@ -153,16 +156,16 @@ fn lasts(local: u32, side: u32) -> u32 {
 /// Where the mask of record `local`'s side lies.
 #[inline(always)]
 fn mask(local: u32, side: u32) -> u32 {
-    MASKS + (local % MASK_TURNS * 2 + side) * 16
+    MASKS + (local % TURNS * 2 + side) * 16
 }
 
 /// The position of record `local`.
 ///
 /// # Safety
-/// It was stored before the latest barrier, and isn't older than [`MASK_TURNS`] records.
+/// It was stored before the latest barrier, and isn't older than [`TURNS`] records.
 #[inline(always)]
 unsafe fn position_of(local: u32) -> Position {
-    let place = local % MASK_TURNS * 8;
+    let place = local % TURNS * 8;
     // From one lane, so that the compiler sees that they are uniform.
     // SAFETY: the caller's.
     unsafe {
@@ -171,20 +174,6 @@ unsafe fn position_of(local: u32) -> Position {
             index: warp::shuffle(shared::load_u32::<{ POSITIONS + 4 }>(place), 0),
         }
     }
-}
-
-/// Tiles of a record, and the zero blocks in front of its text in the first.
-#[inline(always)]
-fn tiles_of(bytes: u32) -> (u32, u32) {
-    let blocks = bytes.div_ceil(16);
-    let tiles = blocks.div_ceil(TILE);
-    (tiles, tiles * TILE - blocks)
-}
-
-/// The counter of a record's first tile's first block: that of the text's first is 2 (SP 800-38D, 7.1).
-#[inline(always)]
-fn first_counter(pad: u32) -> u32 {
-    2u32.wrapping_sub(pad)
 }
 
 /// A warp's number among those that prepare the end of record `local`: of a warpgroup, 0 to 3, that isn't the one that ends the
@@ -246,7 +235,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             device::sync_threads();
             GroupedChains::store(matrices, OPENER_MATRICES);
             store_lane(lane, OPENER_LANES);
-            store_round_key(round_key);
+            store_round_key::<OPENER_ROUND_KEYS>(round_key);
             if thread::index() == 0 {
                 shared::store_u32::<0>(SENDER, sender);
             }
@@ -278,8 +267,8 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 }
             }
             if thread::index() == THREADS - 64 {
-                shared::store_u32::<POSITIONS>(local % MASK_TURNS * 8, position.time);
-                shared::store_u32::<{ POSITIONS + 4 }>(local % MASK_TURNS * 8, position.index);
+                shared::store_u32::<POSITIONS>(local % TURNS * 8, position.time);
+                shared::store_u32::<{ POSITIONS + 4 }>(local % TURNS * 8, position.index);
             }
         }
     }
@@ -295,10 +284,15 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         // SAFETY: the caller's.
         unsafe {
             match assistant(local) {
-                0 if opens(step) => self.store_mask(self.opener, &header_in, mask(local, IN)),
-                1 if seals(step) => {
-                    self.store_mask(&self.params.own.round_keys, &header_out, mask(local, OUT))
+                0 if opens(step) => {
+                    store_mask::<ROUNDS>(self.tables, self.opener, &header_in, mask(local, IN))
                 }
+                1 if seals(step) => store_mask::<ROUNDS>(
+                    self.tables,
+                    &self.params.own.round_keys,
+                    &header_out,
+                    mask(local, OUT),
+                ),
                 2 => {
                     let mut next = position_of(local);
                     next.index += 1;
@@ -339,20 +333,6 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         }
     }
 
-    /// Stores the mask of a tag, E(K, J0) (SP 800-38D, 7.1), by one warp.
-    ///
-    /// # Safety
-    /// The place is this warp's until the next barrier.
-    #[inline(always)]
-    unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
-        let [a, b, c] = header.nonce();
-        let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
-        if thread::lane() == 0 {
-            // SAFETY: the caller's.
-            unsafe { shared::store_16::<0>(mask, block) };
-        }
-    }
-
     /// One warp's part of [`Self::prepare`]: work 0 to 2 a third of the counters' upper bytes, 3 the additional data.
     ///
     /// # Safety
@@ -372,7 +352,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         unsafe {
             if work < 3 {
                 let prefix = Prefix::new(self.tables, keys, nonce);
-                let first = first_counter(tiles_of(bytes).1) & !255;
+                let first = first_counter(tiles(bytes).1) & !255;
                 let entry = 32 * work + lane;
                 let upper = prefix.upper(self.tables, keys, first.wrapping_add(256 * entry));
                 if entry < UPPER_ENTRIES {
@@ -451,7 +431,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         let (own, opener) = (&params.own.round_keys, self.opener);
         let (actions, bytes) = (step.actions, record.bytes);
         let (opens, seals) = (opens(step), seals(step));
-        let (tiles, pad) = tiles_of(bytes);
+        let (tiles, pad) = tiles(bytes);
         // Computed anew: seldom needed, they would take registers.
         let aad_in = || buffer(bits::opaque(local), IN) + ASSOCIATED;
         let aad_out = || buffer(bits::opaque(local), OUT) + ASSOCIATED;
@@ -712,19 +692,6 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
     }
 }
 
-/// Stores what [`fetch_round_key`] returned; visible after the next barrier.
-///
-/// # Safety
-/// All threads of the block; nobody reads the place before that barrier.
-#[inline(always)]
-unsafe fn store_round_key(round_key: Quad) {
-    let index = thread::index();
-    if index < SHARED_KEYS_BYTES / 16 {
-        // SAFETY: the caller's.
-        unsafe { shared::store_16::<OPENER_ROUND_KEYS>(16 * index, round_key) };
-    }
-}
-
 /// The kernels' body.
 ///
 /// # Safety
@@ -758,7 +725,7 @@ unsafe fn fused<const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool,
             store_lane(lanes[0], OWN_LANES);
             store_lane(lanes[1], OPENER_LANES);
             if ANY_SENDER {
-                store_round_key(round_key);
+                store_round_key::<OPENER_ROUND_KEYS>(round_key);
                 if thread::index() == 0 {
                     shared::store_u32::<0>(SENDER, predecessor);
                 }

@@ -1,4 +1,6 @@
-//! The sealed ring: each step opens, reduces and seals a record in one pass over its bytes.
+//! The sealed ring: each step opens, reduces and seals a record in one pass over its bytes. Here is what its kernels share, and
+//! those that take keystream from pads made ahead; records with AES on the path are [`fused`](crate::fused)'s, short ones
+//! [`short`](crate::short)'s.
 //!
 //! A block keeps two keys at hand: its rank's own, which seals, and one that opens. That is the predecessor's, or, in the
 //! kernels that open what other ranks sealed, that of the latest record's sender, copied from a table of all ranks' keys
@@ -10,9 +12,6 @@
 //!
 //! The `relay_padded_*` kernels take each record's keystream from pads made ahead (see [`padded`](crate::padded)); where one isn't
 //! there, the block makes it by AES in memory of its own, uses it and overwrites it.
-//!
-//! Shared-memory wavefronts for 32 blocks of each operation: 16 (rounds - 2) of look-ups, 5 for the counter's second
-//! byte, 8.8 load and store, 12 for the matrices; a record costs 32 look-ups a thread and a tag on top.
 
 use crate::aes::{Keys, Prefix, RoundKeys, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
@@ -31,7 +30,7 @@ use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
 const _: () = assert!(THREADS == ghash::THREADS);
 
-/// The longest record: the third byte of its counters stays 0.
+/// The longest record in bytes: [`fused`](crate::fused) keeps what its counters' upper bytes add in shared memory.
 pub const LONGEST_RECORD: u32 = 256 << 10;
 
 /// A key as the kernels take it.
@@ -134,12 +133,12 @@ pub(crate) const ROUND_KEYS_OFFSET: u64 = core::mem::offset_of!(SenderKey, round
 
 // Shared memory after the tables of AES.
 const OWN_MATRICES: u32 = TABLES_END;
-const PREDECESSOR_MATRICES: u32 = OWN_MATRICES + MATRICES_BYTES;
-const OWN_LANES: u32 = PREDECESSOR_MATRICES + MATRICES_BYTES;
-const PREDECESSOR_LANES: u32 = OWN_LANES + LANES_BYTES;
+const OPENER_MATRICES: u32 = OWN_MATRICES + MATRICES_BYTES;
+const OWN_LANES: u32 = OPENER_MATRICES + MATRICES_BYTES;
+const OPENER_LANES: u32 = OWN_LANES + LANES_BYTES;
 /// The chains' last words of the two tags of a record, the parts of their sums, and both masks; twice, for records in
 /// turn.
-pub(crate) const TAGS: u32 = PREDECESSOR_LANES + LANES_BYTES;
+pub(crate) const TAGS: u32 = OPENER_LANES + LANES_BYTES;
 const PARTS: u32 = 2 * LAST_BYTES;
 const PARTS_BYTES: u32 = 4 * 16;
 pub(crate) const MASKS: u32 = PARTS + 2 * PARTS_BYTES;
@@ -161,28 +160,28 @@ const CLAIMED: u32 = PADS + 16;
 pub const PADDED_RING_SHARED: u32 = PADS + 32 - SHARED_BASE;
 const _: () = assert!(SHARED_BASE + PADDED_RING_SHARED <= SHARED_END_SM_90);
 
-/// Records sealed by AES-GCM (NIST SP 800-38D). With `ANY_SENDER` the opening key follows the records' sender; with `PADDED`
-/// keystream comes from pads.
+/// Records sealed by AES-GCM (NIST SP 800-38D); the opening key follows the records' sender. For sums and averages of f32, f16
+/// and bf16.
 #[derive(Clone, Copy)]
-pub(crate) struct Sealed<
-    'a,
-    K,
-    const ROUNDS: usize,
-    const COMMON: bool,
-    const ANY_SENDER: bool,
-    const PADDED: bool,
-> {
+pub(crate) struct Sealed<'a, const ROUNDS: usize> {
     pub(crate) params: &'a SealedRingParams,
-    /// [`PaddedRingParams::pads`] and [`PaddedRingParams::scratch`].
-    pads: u64,
-    scratch: u64,
     pub(crate) tables: Tables,
     /// Round keys to open with.
-    pub(crate) opener: K,
+    pub(crate) opener: SharedKeys,
     pub(crate) own_matrices: Matrices,
-    pub(crate) predecessor_matrices: Matrices,
+    pub(crate) opener_matrices: Matrices,
     /// Records so far, modulo 2.
     pub(crate) turn: u32,
+}
+
+/// Such records with keystream from pads.
+#[derive(Clone, Copy)]
+struct Padded<'a, const ROUNDS: usize> {
+    sealed: Sealed<'a, ROUNDS>,
+    /// [`PaddedRingParams::pads`].
+    pads: u64,
+    /// [`PaddedRingParams::scratch`].
+    scratch: u64,
 }
 
 /// The headers of the record that a step opens and of the one that it seals.
@@ -372,6 +371,25 @@ pub(crate) unsafe fn store_sum(share: Element, place: u32) {
     }
 }
 
+/// Stores the mask of a record's tag, E(K, J0) (SP 800-38D, 7.1), by one warp.
+///
+/// # Safety
+/// The place is this warp's until the next barrier; the tables are filled.
+#[inline(always)]
+pub(crate) unsafe fn store_mask<const ROUNDS: usize>(
+    tables: Tables,
+    keys: impl Keys,
+    header: &Header,
+    place: u32,
+) {
+    let [a, b, c] = header.nonce();
+    let [block] = tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
+    if thread::lane() == 0 {
+        // SAFETY: the caller's.
+        unsafe { shared::store_16::<0>(place, block) };
+    }
+}
+
 /// The tag from the parts and the mask, in every lane of a warp.
 ///
 /// # Safety
@@ -388,9 +406,7 @@ pub(crate) unsafe fn tag(parts: u32, mask: u32) -> Quad {
     xor([a.swap_bytes(), b.swap_bytes(), c.swap_bytes(), d.swap_bytes()], mask)
 }
 
-impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool>
-    Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER, PADDED>
-{
+impl<const ROUNDS: usize> Sealed<'_, ROUNDS> {
     /// Makes the key of `sender` the one that opens. A barrier.
     ///
     /// # Safety
@@ -402,9 +418,9 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         // SAFETY: the caller's; the places are those of the key before.
         unsafe {
             let matrices = Matrices::fetch(key);
-            load_lanes(key, PREDECESSOR_LANES);
-            store_round_key(fetch_round_key(key));
-            Matrices::store(matrices, PREDECESSOR_MATRICES);
+            load_lanes(key, OPENER_LANES);
+            store_round_key::<SENDER_ROUND_KEYS>(fetch_round_key(key));
+            Matrices::store(matrices, OPENER_MATRICES);
             device::sync_threads();
             // After the barrier: before it, others may still compare with the sender before.
             if thread::index() == 0 {
@@ -420,10 +436,79 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         unsafe { warp::shuffle(shared::load_u32::<0>(SENDER), 0) }
     }
 
+    /// Stores this thread's word of `chains` for the tag.
+    ///
+    /// # Safety
+    /// All threads of the block; `last` is this block's until the next barrier.
+    #[inline(always)]
+    unsafe fn store_last(chains: &mut Chains, matrices: Matrices, bytes: u32, last: u32) {
+        chains.add_last(lengths(bytes));
+        // SAFETY: the caller's.
+        unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
+    }
+
+    /// Stores what the tags of a record need of each thread's chains, of what is opened and of what is sealed. Ends with a
+    /// barrier.
+    ///
+    /// # Safety
+    /// All threads of the block; the places at `tags` are this block's, and were last read before the latest barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn store_lasts(
+        &self,
+        [opens, seals]: [bool; 2],
+        chains_in: &mut Chains,
+        chains_out: &mut Chains,
+        bytes: u32,
+        tags: u32,
+    ) {
+        // SAFETY: the caller's; each is written before a barrier.
+        unsafe {
+            if opens {
+                Self::store_last(chains_in, self.opener_matrices, bytes, tags);
+            }
+            if seals {
+                Self::store_last(chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
+            }
+            device::sync_threads();
+        }
+    }
+
+    /// The tags of a record, in every lane of warp 0: of what was opened, and of what was sealed, or else the same. A barrier.
+    ///
+    /// # Safety
+    /// After [`Self::store_lasts`], by all threads of the block; the masks are stored.
+    #[inline(always)]
+    pub(crate) unsafe fn tags(opens: bool, seals: bool, tags: u32) -> (Quad, Quad) {
+        // SAFETY: the caller's; each place is written before a barrier.
+        unsafe {
+            let (warp, part) = (thread::warp(), thread::warp() % 4);
+            if opens && warp < 4 {
+                store_part(tags, OPENER_LANES, part, tags + PARTS);
+            }
+            if seals && (4..8).contains(&warp) {
+                store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
+            }
+            device::sync_threads();
+            let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
+            if warp == 0 {
+                if opens {
+                    tag_in = tag(tags + PARTS, tags + MASKS);
+                    tag_out = tag_in;
+                }
+                if seals {
+                    tag_out = tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
+                }
+            }
+            (tag_in, tag_out)
+        }
+    }
+}
+
+impl<const ROUNDS: usize> Padded<'_, ROUNDS> {
     /// This block's memory for a pad that is missing, the opening side's or the sealing side's.
     #[inline(always)]
     fn scratch(&self, side: u64) -> u64 {
-        self.scratch + (2 * thread::block_index() as u64 + side) * self.params.ring.record_bytes as u64
+        self.scratch + (2 * thread::block_index() as u64 + side) * self.sealed.params.ring.record_bytes as u64
     }
 
     /// Claims the record's pads, or makes them. Ends with a barrier.
@@ -441,7 +526,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     ) {
         let opens = step.actions & RECEIVE != 0;
         let seals = step.actions & (SEND | FORWARD) == SEND;
-        let ring = &self.params.ring;
+        let ring = &self.sealed.params.ring;
         let start = record.index as u64 * ring.record_bytes as u64;
         // Each side by a warp of its own, so that neither waits for the other.
         let (warp, lane) = (thread::warp(), thread::lane());
@@ -468,10 +553,16 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         // SAFETY: the caller's; the scratch memory is this block's.
         unsafe {
             if opens && Self::missing(0) {
-                self.make_missing(self.opener, header_in, 0, record.bytes, masks);
+                self.make_missing(self.sealed.opener, header_in, 0, record.bytes, masks);
             }
             if seals && Self::missing(1) {
-                self.make_missing(&self.params.own.round_keys, header_out, 1, record.bytes, masks + 16);
+                self.make_missing(
+                    &self.sealed.params.own.round_keys,
+                    header_out,
+                    1,
+                    record.bytes,
+                    masks + 16,
+                );
             }
         }
     }
@@ -495,9 +586,9 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
     unsafe fn make_missing(&self, keys: impl Keys, header: &Header, side: u64, bytes: u32, mask: u32) {
         // SAFETY: the caller's.
         unsafe {
-            make_pad::<ROUNDS>(self.tables, keys, header, self.scratch(side), bytes);
+            make_pad::<ROUNDS>(self.sealed.tables, keys, header, self.scratch(side), bytes);
             if thread::warp() == 0 {
-                self.store_mask(keys, header, mask);
+                store_mask::<ROUNDS>(self.sealed.tables, keys, header, mask);
             }
         }
         device::sync_threads();
@@ -537,92 +628,9 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             }
         }
     }
-
-    /// Stores this thread's word of `chains` for the tag.
-    ///
-    /// # Safety
-    /// All threads of the block; `last` is this block's until the next barrier.
-    #[inline(always)]
-    unsafe fn store_last(chains: &mut Chains, matrices: Matrices, bytes: u32, last: u32) {
-        chains.add_last(lengths(bytes));
-        // SAFETY: the caller's.
-        unsafe { shared::store_u32::<0>(last + 4 * thread::index(), chains.last(matrices)) };
-    }
-
-    /// Stores what the tags of a record need of each thread's chains, of what is opened and of what is sealed. Ends with a
-    /// barrier.
-    ///
-    /// # Safety
-    /// All threads of the block; the places at `tags` are this block's, and were last read before the latest barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn store_lasts(
-        &self,
-        [opens, seals]: [bool; 2],
-        chains_in: &mut Chains,
-        chains_out: &mut Chains,
-        bytes: u32,
-        tags: u32,
-    ) {
-        // SAFETY: the caller's; each is written before a barrier.
-        unsafe {
-            if opens {
-                Self::store_last(chains_in, self.predecessor_matrices, bytes, tags);
-            }
-            if seals {
-                Self::store_last(chains_out, self.own_matrices, bytes, tags + LAST_BYTES);
-            }
-            device::sync_threads();
-        }
-    }
-
-    /// The tags of a record, in every lane of warp 0: of what was opened, and of what was sealed, or else the same. A barrier.
-    ///
-    /// # Safety
-    /// After [`Self::store_lasts`], by all threads of the block; the masks are stored.
-    #[inline(always)]
-    pub(crate) unsafe fn tags(opens: bool, seals: bool, tags: u32) -> (Quad, Quad) {
-        // SAFETY: the caller's; each place is written before a barrier.
-        unsafe {
-            let (warp, part) = (thread::warp(), thread::warp() % 4);
-            if opens && warp < 4 {
-                store_part(tags, PREDECESSOR_LANES, part, tags + PARTS);
-            }
-            if seals && (4..8).contains(&warp) {
-                store_part(tags + LAST_BYTES, OWN_LANES, part, tags + PARTS + PARTS_BYTES);
-            }
-            device::sync_threads();
-            let (mut tag_in, mut tag_out) = ([0; 4], [0; 4]);
-            if warp == 0 {
-                if opens {
-                    tag_in = tag(tags + PARTS, tags + MASKS);
-                    tag_out = tag_in;
-                }
-                if seals {
-                    tag_out = tag(tags + PARTS + PARTS_BYTES, tags + MASKS + 16);
-                }
-            }
-            (tag_in, tag_out)
-        }
-    }
-
-    /// Stores the mask of a tag, E(K, J0), by one warp.
-    ///
-    /// # Safety
-    /// The place is this warp's until the next barrier.
-    #[inline(always)]
-    pub(crate) unsafe fn store_mask(&self, keys: impl Keys, header: &Header, mask: u32) {
-        let [a, b, c] = header.nonce();
-        let [block] = self.tables.encrypt::<ROUNDS, 1>(keys, [[a, b, c, 1u32.swap_bytes()]]);
-        if thread::lane() == 0 {
-            // SAFETY: the caller's.
-            unsafe { shared::store_16::<0>(mask, block) };
-        }
-    }
 }
 
-impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, const PADDED: bool> Wire
-    for Sealed<'_, K, ROUNDS, COMMON, ANY_SENDER, PADDED>
-{
+impl<const ROUNDS: usize> Wire for Padded<'_, ROUNDS> {
     const SEALED: bool = true;
     const VERDICT: u32 = VERDICT;
 
@@ -634,8 +642,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         record: &Record,
         arrived: impl FnOnce() -> bool,
     ) -> Option<(Quad, Quad)> {
-        let (params, tables) = (self.params, self.tables);
-        let (own, opener) = (&params.own.round_keys, self.opener);
+        let params = self.sealed.params;
         let (actions, bytes) = (step.actions, record.bytes);
         let opens = actions & RECEIVE != 0;
         let seals = actions & (SEND | FORWARD) == SEND;
@@ -644,38 +651,19 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         let blocks = bytes.div_ceil(16);
         let tiles = blocks.div_ceil(TILE);
         let pad = tiles * TILE - blocks;
-        // With pads opaque: what is made of it once for all records would take registers of the loop's.
-        let index = if PADDED { bits::opaque(thread::index()) } else { thread::index() };
+        // Opaque: what is made of it once for all records would take registers of the loop's.
+        let index = bits::opaque(thread::index());
         let first = block_of(index, 0) as i32 - pad as i32;
         let before = block_of(index, 1) as i32 - TILE as i32 - pad as i32;
 
-        if ANY_SENDER && opens && step.sealed_by != Self::sender() {
+        if opens && step.sealed_by != Sealed::<ROUNDS>::sender() {
             // SAFETY: the latest record ended with barriers, as this one will; all threads are here.
-            unsafe { self.switch_to(step.sealed_by) };
+            unsafe { self.sealed.switch_to(step.sealed_by) };
         }
-        let tags = TAGS + self.turn * TAGS_BYTES;
-        self.turn ^= 1;
+        let tags = TAGS + self.sealed.turn * TAGS_BYTES;
+        self.sealed.turn ^= 1;
         // SAFETY: these places were last read before the latest barrier; each is one warp's.
-        unsafe {
-            if PADDED {
-                self.claim_pads(step, record, [&header_in, &header], tags + MASKS);
-            } else {
-                if opens && thread::warp() == 1 {
-                    self.store_mask(opener, &header_in, tags + MASKS);
-                }
-                if seals && thread::warp() == 2 {
-                    self.store_mask(own, &header, tags + MASKS + 16);
-                }
-            }
-        }
-        let mut stream_in = Stream { prefix: Prefix::default(), low: [0; 4] };
-        let mut stream_out = stream_in;
-        if opens && !PADDED {
-            stream_in = Stream::<ROUNDS>::new(tables, opener, &header_in, first);
-        }
-        if seals && !PADDED {
-            stream_out = Stream::<ROUNDS>::new(tables, own, &header, first);
-        }
+        unsafe { self.claim_pads(step, record, [&header_in, &header], tags + MASKS) };
 
         let aad_in = ASSOCIATED + thread::warp() * 2 * AAD_BYTES;
         let aad_out = aad_in + AAD_BYTES;
@@ -687,10 +675,8 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
 
         // All that does not need the record is done by now.
         if !arrived() {
-            if PADDED {
-                // SAFETY: a barrier came before; nothing is read any more.
-                unsafe { self.wipe_missing(opens, seals, bytes) };
-            }
+            // SAFETY: a barrier came before; nothing is read any more.
+            unsafe { self.wipe_missing(opens, seals, bytes) };
             return None;
         }
         // Empty chains, and the additional data that would lie in the tile before the first in a product of its own: so the
@@ -701,10 +687,10 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
             // SAFETY: all threads of the block come here alike.
             unsafe {
                 if opens {
-                    chains_in.take([[0; 4], associated_data(aad_in, before)], self.predecessor_matrices);
+                    chains_in.take([[0; 4], associated_data(aad_in, before)], self.sealed.opener_matrices);
                 }
                 if seals {
-                    chains_out.take([[0; 4], associated_data(aad_out, before)], self.own_matrices);
+                    chains_out.take([[0; 4], associated_data(aad_out, before)], self.sealed.own_matrices);
                 }
             }
         }
@@ -729,19 +715,14 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
         while tile < tiles {
             let at = first + (tile * TILE) as i32;
             let places = [at, at + APART];
-            // Whether this warp has any of the text.
-            let busy = warp::ballot(places[1] >= 0) != 0;
             let whole_tile = whole(tile);
             let mut values = next;
-            // With pads under way before the products, as the rest is.
+            // Under way before the products, as the rest is.
             let mut key_stream_out = [[0; 4]; 2];
             if opens {
                 let received = values;
-                let mut key_stream = [[0; 4]; 2];
-                if PADDED {
-                    // SAFETY: the record's pad is made; places in it, or none.
-                    key_stream = unsafe { load_pad(Self::pad(0), places, bytes, whole_tile) };
-                }
+                // SAFETY: the record's pad is made; places in it, or none.
+                let key_stream = unsafe { load_pad(Self::pad(0), places, bytes, whole_tile) };
                 let mut local = [[0; 4]; 2];
                 if actions & REDUCE != 0 {
                     // SAFETY: places in the record, or none.
@@ -751,40 +732,34 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 // SAFETY: all threads of the block run this loop alike; the additional data are stored.
                 unsafe {
                     let text = if whole_tile { received } else { with_associated_data(aad_in, at, received) };
-                    chains_in.take(text, self.predecessor_matrices);
+                    chains_in.take(text, self.sealed.opener_matrices);
                 }
                 if actions & FORWARD != 0 {
                     // SAFETY: places in the record, or none.
                     unsafe { store_sent(place.outbox(), places, bytes, whole_tile, received) };
                 }
-                if !PADDED && busy {
-                    key_stream = stream_in.key_stream(tables, opener, at);
-                }
                 values = [xor(received[0], key_stream[0]), xor(received[1], key_stream[1])];
                 if actions & REDUCE != 0 {
                     // Written out: as a closure it was once not inlined, its quads then in local memory.
                     values = [
-                        reduced::<COMMON>(block, values[0], local[0]),
-                        reduced::<COMMON>(block, values[1], local[1]),
+                        reduced::<true>(block, values[0], local[0]),
+                        reduced::<true>(block, values[1], local[1]),
                     ];
                 }
             }
-            if PADDED && seals {
+            if seals {
                 // SAFETY: as above.
                 key_stream_out = unsafe { load_pad(Self::pad(1), places, bytes, whole_tile) };
             }
             next = load(at + TILE as i32, whole(tile + 1));
             if actions & FINISH != 0 {
-                values = [finished::<COMMON>(block, values[0]), finished::<COMMON>(block, values[1])];
+                values = [finished::<true>(block, values[0]), finished::<true>(block, values[1])];
             }
             if actions & STORE != 0 {
                 // SAFETY: as above.
                 unsafe { store_local(place.output(), places, bytes, whole_tile, values) };
             }
             if seals {
-                if !PADDED && busy {
-                    key_stream_out = stream_out.key_stream(tables, own, at);
-                }
                 let mut sent = [xor(values[0], key_stream_out[0]), xor(values[1], key_stream_out[1])];
                 if !whole_tile {
                     sent = [inside(sent[0], places[0], bytes), inside(sent[1], places[1], bytes)];
@@ -793,7 +768,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
                 unsafe {
                     store_sent(place.outbox(), places, bytes, whole_tile, sent);
                     let text = if whole_tile { sent } else { with_associated_data(aad_out, at, sent) };
-                    chains_out.take(text, self.own_matrices);
+                    chains_out.take(text, self.sealed.own_matrices);
                 }
             }
             tile += 1;
@@ -801,11 +776,9 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool, c
 
         // SAFETY: all threads of the block, which come here alike.
         unsafe {
-            self.store_lasts([opens, seals], &mut chains_in, &mut chains_out, bytes, tags);
-            if PADDED {
-                self.wipe_missing(opens, seals, bytes);
-            }
-            Some(Self::tags(opens, seals, tags))
+            self.sealed.store_lasts([opens, seals], &mut chains_in, &mut chains_out, bytes, tags);
+            self.wipe_missing(opens, seals, bytes);
+            Some(Sealed::<ROUNDS>::tags(opens, seals, tags))
         }
     }
 }
@@ -926,11 +899,11 @@ pub(crate) unsafe fn fetch_round_key(key: u64) -> Quad {
 /// # Safety
 /// All threads of the block; nobody reads the place before that barrier.
 #[inline(always)]
-unsafe fn store_round_key(round_key: Quad) {
+pub(crate) unsafe fn store_round_key<const PLACE: u32>(round_key: Quad) {
     let index = thread::index();
     if index < SHARED_KEYS_BYTES / 16 {
         // SAFETY: the caller's.
-        unsafe { shared::store_16::<SENDER_ROUND_KEYS>(16 * index, round_key) };
+        unsafe { shared::store_16::<PLACE>(16 * index, round_key) };
     }
 }
 
@@ -939,11 +912,7 @@ unsafe fn store_round_key(round_key: Quad) {
 /// # Safety
 /// The addresses in the parameters are valid.
 #[inline(always)]
-pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const PADDED: bool>(
-    params: &SealedRingParams,
-    pads: u64,
-    scratch: u64,
-) -> Sealed<'_, SharedKeys, ROUNDS, COMMON, true, PADDED> {
+pub(crate) unsafe fn any_sender<const ROUNDS: usize>(params: &SealedRingParams) -> Sealed<'_, ROUNDS> {
     let predecessor = params.ring.predecessor();
     let key = SenderKey::address(params.senders, predecessor);
     // All loads are under way before the first store.
@@ -958,23 +927,21 @@ pub(crate) unsafe fn any_sender<const ROUNDS: usize, const COMMON: bool, const P
     };
     let tables = Tables::fill::<THREADS>();
     // SAFETY: the regions of shared memory are disjoint, and nobody reads them before the barrier.
-    let (own_matrices, predecessor_matrices) = unsafe {
+    let (own_matrices, opener_matrices) = unsafe {
         store_lane(lanes[0], OWN_LANES);
-        store_lane(lanes[1], PREDECESSOR_LANES);
-        store_round_key(round_key);
+        store_lane(lanes[1], OPENER_LANES);
+        store_round_key::<SENDER_ROUND_KEYS>(round_key);
         if thread::index() == 0 {
             shared::store_u32::<0>(SENDER, predecessor);
         }
-        (Matrices::store(own, OWN_MATRICES), Matrices::store(opener, PREDECESSOR_MATRICES))
+        (Matrices::store(own, OWN_MATRICES), Matrices::store(opener, OPENER_MATRICES))
     };
     let wire = Sealed {
         params,
-        pads,
-        scratch,
         tables,
         opener: SharedKeys(SENDER_ROUND_KEYS),
         own_matrices,
-        predecessor_matrices,
+        opener_matrices,
         turn: 0,
     };
     // A block may have no record in the steps before the first that opens.
@@ -990,7 +957,8 @@ kernel! {
         // SAFETY: by the launcher's promise.
         unsafe {
             // Made before the collective is entered: what is known of that would take registers of the loop's.
-            let wire = any_sender::<10, true, true>(&params.ring, params.pads, params.scratch);
+            let sealed = any_sender::<10>(&params.ring);
+            let wire = Padded { sealed, pads: params.pads, scratch: params.scratch };
             collective(params.ring.ring, || wire)
         }
     }
@@ -1004,7 +972,8 @@ kernel! {
         // SAFETY: by the launcher's promise.
         unsafe {
             // Made before the collective is entered: what is known of that would take registers of the loop's.
-            let wire = any_sender::<14, true, true>(&params.ring, params.pads, params.scratch);
+            let sealed = any_sender::<14>(&params.ring);
+            let wire = Padded { sealed, pads: params.pads, scratch: params.scratch };
             collective(params.ring.ring, || wire)
         }
     }

@@ -5,7 +5,7 @@
 //! steps (see [`ring`](crate::ring)), each of which prepares its next step while others are at theirs. Otherwise as the kernels
 //! of the [`sealed`](crate::sealed) ring that open any rank's records: the same parameters, records and tags.
 
-use crate::aes::{Keys, SharedKeys, Tables, xor};
+use crate::aes::{Keys, Tables, xor};
 use crate::device::{Quad, bits, thread, warp};
 use crate::ghash::{Chains, TILE, block_of};
 use crate::record::{AAD_BLOCKS, AAD_BYTES, Header};
@@ -13,7 +13,7 @@ use crate::ring::{Block, Record, Wire, collective, finished, reduced};
 use crate::sealed::{
     APART, ASSOCIATED, MASKS, Places, SEALED_SHARED, Sealed, SealedRingParams, Stream, TAGS, TAGS_BYTES,
     VERDICT, any_sender, associated_data, headers, inside, load_local, load_received, store_associated_data,
-    store_local, store_sent, with_associated_data,
+    store_local, store_mask, store_sent, with_associated_data,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -21,7 +21,7 @@ use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 pub const LONGEST_SHORT_RECORD: u32 = 16 * TILE;
 
 /// Records of at most [`LONGEST_SHORT_RECORD`] bytes, for sums and averages of f32, f16 and bf16.
-struct Short<'a, const ROUNDS: usize>(Sealed<'a, SharedKeys, ROUNDS, true, true, false>);
+struct Short<'a, const ROUNDS: usize>(Sealed<'a, ROUNDS>);
 
 /// The key stream of a thread's blocks `at` and `at + APART`, zero where the text has neither of a warp's. Text ends where
 /// the tile does, so a warp has some in all of its blocks, or in the second ones, or in none.
@@ -68,7 +68,7 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
 
         // SAFETY: the latest record ended with barriers, as this one will; all threads are here.
         unsafe {
-            if opens && step.sealed_by != Sealed::<SharedKeys, ROUNDS, true, true, false>::sender() {
+            if opens && step.sealed_by != Sealed::<ROUNDS>::sender() {
                 sealed.switch_to(step.sealed_by);
             }
         }
@@ -79,10 +79,10 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
         // SAFETY: these places were last read before the latest barrier; each is one warp's.
         unsafe {
             if opens && thread::warp() == 1 {
-                sealed.store_mask(opener, &header_in, tags + MASKS);
+                store_mask::<ROUNDS>(tables, opener, &header_in, tags + MASKS);
             }
             if seals && thread::warp() == 2 {
-                sealed.store_mask(own, &header, tags + MASKS + 16);
+                store_mask::<ROUNDS>(tables, own, &header, tags + MASKS + 16);
             }
             store_associated_data(&header_in, aad_in);
             store_associated_data(&header, aad_out);
@@ -123,9 +123,9 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
                     ];
                 }
                 if pad < AAD_BLOCKS {
-                    chains_in.take([[0; 4], associated_data(aad_in, before)], sealed.predecessor_matrices);
+                    chains_in.take([[0; 4], associated_data(aad_in, before)], sealed.opener_matrices);
                 }
-                chains_in.take(with_associated_data(aad_in, at, received), sealed.predecessor_matrices);
+                chains_in.take(with_associated_data(aad_in, at, received), sealed.opener_matrices);
             } else {
                 values = load_local(place.input(), places, bytes, false);
             }
@@ -147,7 +147,7 @@ impl<const ROUNDS: usize> Wire for Short<'_, ROUNDS> {
                 chains_out.take(with_associated_data(aad_out, at, sent), sealed.own_matrices);
             }
             sealed.store_lasts([opens, seals], &mut chains_in, &mut chains_out, bytes, tags);
-            Some(Sealed::<SharedKeys, ROUNDS, true, true, false>::tags(opens, seals, tags))
+            Some(Sealed::<ROUNDS>::tags(opens, seals, tags))
         }
     }
 }
@@ -158,7 +158,7 @@ kernel! {
     /// As `relay_sealed_128`, for records of one tile, as fast as one after another can be.
     fn relay_short_128(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || Short(any_sender::<10, true, false>(&params, 0, 0))) }
+        unsafe { collective(params.ring, || Short(any_sender::<10>(&params))) }
     }
 }
 
@@ -168,6 +168,6 @@ kernel! {
     /// As `relay_sealed_256`, for records of one tile, as fast as one after another can be.
     fn relay_short_256(params: SealedRingParams) {
         // SAFETY: by the launcher's promise.
-        unsafe { collective(params.ring, || Short(any_sender::<14, true, false>(&params, 0, 0))) }
+        unsafe { collective(params.ring, || Short(any_sender::<14>(&params))) }
     }
 }
