@@ -14,7 +14,7 @@
 //! load and store, 10 for the matrices.
 
 use crate::aes::{Keys, Prefix, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
-use crate::device::{self, bits, global, shared, thread, warp};
+use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::exchange::{first_counter, tiles};
 use crate::ghash::{
     self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE,
@@ -28,8 +28,8 @@ use crate::ring::{
 };
 use crate::sealed::{
     LONGEST_RECORD, Places, SealedRingParams, SenderKey, associated_data, fetch_round_key, headers, inside,
-    lengths, load_local, load_received, store_local, store_mask, store_round_key, store_sent, store_sum, tag,
-    with_associated_data,
+    lengths, load_local, load_received, offset, store_local, store_mask, store_round_key, store_sent,
+    store_sum, tag, with_associated_data,
 };
 use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 
@@ -446,7 +446,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             let (places, whole) = ([at, at + APART as i32], whole_of(first));
             match opens {
                 true => load_received(place.inbox(), places, bytes, whole),
-                false => load_local(place.input(), places, bytes, whole),
+                false => load_vector(place.input(), places, bytes, whole),
             }
         };
         // The tile's first block, counted from the text's first.
@@ -515,7 +515,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
                 if opens {
                     let mut own_part = [[0; 4]; 2];
                     if actions & REDUCE != 0 {
-                        own_part = load_local(place.input(), places, bytes, whole);
+                        own_part = load_vector(place.input(), places, bytes, whole);
                     }
                     if actions & FORWARD != 0 {
                         store_sent(place.outbox(), places, bytes, whole, values);
@@ -689,6 +689,24 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             let (step, record) = position.load(block);
             self.tiles(block, &step, &record, local)
         }
+    }
+}
+
+/// As [`load_local`], past the L1 cache, where the table of steps is.
+///
+/// # Safety
+/// As [`load_local`].
+#[inline(always)]
+unsafe fn load_vector(base: u64, places: [i32; 2], bytes: u32, whole: bool) -> [Quad; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        if whole {
+            return [
+                global::load_past_l1_16(base + offset(places[0])),
+                global::load_past_l1_16(base + offset(places[1])),
+            ];
+        }
+        load_local(base, places, bytes, false)
     }
 }
 

@@ -428,10 +428,28 @@ pub(crate) fn signals(block: &Block, step: &Step, index: u32) -> (u64, u64) {
 /// One record in one step. False when the collective has failed.
 #[inline(always)]
 unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
-    let Some(record) = Record::of(block, step, index) else {
+    let params = &block.params;
+    let start = index as u64 * params.record_bytes as u64;
+    if start >= step.bytes {
         return true;
+    }
+    // As in `Record::of` and `signals`, of which the loops of the kernels with pads would keep more in registers.
+    let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
+    let signal = |message: u32| {
+        let record = message as u64 * params.records as u64 + index as u64;
+        (block.half * params.signals_half + record) * SIGNAL_BYTES
     };
-    let (received, sent) = signals(block, step, index);
+    let record = Record {
+        index,
+        bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
+        last: step.bytes - start <= params.record_bytes as u64,
+        input: params.input + step.offset + start,
+        output: params.output + step.offset + start,
+        inbox: params.inbox + slot(step.receives),
+        outbox: params.outbox + slot(step.sends),
+    };
+    let (received, sent) =
+        (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
         let arrived = || {

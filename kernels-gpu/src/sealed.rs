@@ -845,10 +845,7 @@ pub(crate) unsafe fn load_local(base: u64, places: [i32; 2], bytes: u32, whole: 
     // SAFETY: the caller's.
     unsafe {
         if whole {
-            return [
-                global::load_past_l1_16(base + offset(places[0])),
-                global::load_past_l1_16(base + offset(places[1])),
-            ];
+            return [global::load_16(base + offset(places[0])), global::load_16(base + offset(places[1]))];
         }
         let load = |at: i32| if at < 0 { [0; 4] } else { load_quad(base, at as u32, bytes) };
         [load(places[0]), load(places[1])]
