@@ -28,7 +28,10 @@ use crate::study::model::Topology;
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// Bytes of the vectors that are timed.
-const LENGTHS: [usize; 4] = [2 << 10, 64 << 10, 1 << 20, 8 << 20];
+const LENGTHS: [usize; 5] = [2 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20];
+/// How many of the lengths are timed among more than two ranks. The last is for two, whose exchange has kernels of its own: the
+/// model, which has the ring's, is wrong about how they go on.
+const AMONG_MORE: usize = 4;
 /// All-reduces of each length; the first isn't counted.
 const RUNS: usize = 4;
 /// No further length is timed once this long was spent.
@@ -131,13 +134,14 @@ fn probes(question: &Question) -> Vec<(Algorithm, Crypto)> {
 }
 
 /// The lengths that are timed for vectors of up to `max_bytes`; at least the shortest.
-fn lengths(max_bytes: usize) -> impl Iterator<Item = usize> {
-    LENGTHS.into_iter().filter(move |&bytes| bytes <= max_bytes.max(LENGTHS[0]))
+fn lengths(max_bytes: usize, ranks: usize) -> impl Iterator<Item = usize> {
+    let timed = if ranks == 2 { LENGTHS.len() } else { AMONG_MORE };
+    LENGTHS.into_iter().take(timed).filter(move |&bytes| bytes <= max_bytes.max(LENGTHS[0]))
 }
 
 /// Options of the groups that are timed.
-fn probing(options: &GpuOptions, (algorithm, crypto): (Algorithm, Crypto)) -> GpuOptions {
-    let max_bytes = lengths(options.max_bytes).last().unwrap_or(LENGTHS[0]);
+fn probing(options: &GpuOptions, ranks: usize, (algorithm, crypto): (Algorithm, Crypto)) -> GpuOptions {
+    let max_bytes = lengths(options.max_bytes, ranks).last().unwrap_or(LENGTHS[0]);
     GpuOptions { algorithm, crypto, max_bytes, keystream: None, ..options.clone() }
 }
 
@@ -154,7 +158,7 @@ fn measure<T: Collectives>(
     go_on(warm.map(|()| Duration::ZERO))?;
     let start = Instant::now();
     let mut observations = Vec::new();
-    for bytes in lengths(question.max_bytes) {
+    for bytes in lengths(question.max_bytes, question.ranks) {
         let round = probes.iter_mut().try_for_each(|Probe { algorithm, crypto, team }| {
             observations.push(Observation {
                 kernels: Protection::fused(*crypto),
@@ -281,10 +285,12 @@ impl AutoGroup {
         let ring = GpuOptions { algorithm: Algorithm::RelayRing, ..options.clone() };
         let persistent = launches(devices, &ring)?.0 == LaunchForm::Persistent;
         let (choices, calibrated) = if persistent && calibrates(&question, &options) {
-            let room =
-                Room::new(devices, probing(&options, (Algorithm::RelayRing, options.crypto)).max_bytes)?;
+            let room = Room::new(
+                devices,
+                probing(&options, ranks, (Algorithm::RelayRing, options.crypto)).max_bytes,
+            )?;
             let probe = |(algorithm, crypto)| {
-                Ok(Probe { algorithm, crypto, team: group(probing(&options, (algorithm, crypto)))? })
+                Ok(Probe { algorithm, crypto, team: group(probing(&options, ranks, (algorithm, crypto)))? })
             };
             let mut probes = probes(&question).into_iter().map(probe).collect::<Result<Vec<_>>>()?;
             let measured = measure(&mut probes, &room, &question, |spent| Ok(spent? < BUDGET))?;
@@ -443,9 +449,13 @@ impl AutoCommunicator {
         let (choices, calibrated) = match calibrates(&question, &options) {
             false => (Choices::always(uncalibrated(&options, ranks)), None),
             true => {
-                let most = probing(&options, (Algorithm::RelayRing, options.crypto)).max_bytes;
+                let most = probing(&options, ranks, (Algorithm::RelayRing, options.crypto)).max_bytes;
                 let probe = |(algorithm, crypto)| {
-                    Ok(Probe { algorithm, crypto, team: join(probing(&options, (algorithm, crypto)))? })
+                    Ok(Probe {
+                        algorithm,
+                        crypto,
+                        team: join(probing(&options, ranks, (algorithm, crypto)))?,
+                    })
                 };
                 let mut probes = probes(&question).into_iter().map(probe).collect::<Result<Vec<_>>>()?;
                 let mut round = FIRST_ROUND;
@@ -670,10 +680,13 @@ mod tests {
         let probes = probes(&question);
         assert!(question.candidates.iter().all(|&algorithm| probes.contains(&(algorithm, SEALED))));
         assert!(probes.contains(&(Algorithm::RelayRing, Crypto::None)));
-        assert_eq!(lengths(1 << 20).collect::<Vec<_>>(), LENGTHS[..3]);
-        assert_eq!(lengths(1).collect::<Vec<_>>(), LENGTHS[..1]);
-        let options = probing(&options, (Algorithm::RelayRing, Crypto::None));
-        assert_eq!((options.max_bytes, options.crypto), (LENGTHS[3], Crypto::None));
+        assert_eq!(lengths(1 << 20, 4).collect::<Vec<_>>(), LENGTHS[..3]);
+        assert_eq!(lengths(1, 4).collect::<Vec<_>>(), LENGTHS[..1]);
+        assert_eq!(lengths(1 << 30, 4).collect::<Vec<_>>(), LENGTHS[..4]);
+        assert_eq!(lengths(1 << 30, 2).collect::<Vec<_>>(), LENGTHS);
+        let most = |ranks| probing(&options, ranks, (Algorithm::RelayRing, Crypto::None)).max_bytes;
+        assert_eq!([most(2), most(4)], [LENGTHS[4], LENGTHS[3]]);
+        assert_eq!(probing(&options, 4, (Algorithm::RelayRing, Crypto::None)).crypto, Crypto::None);
     }
 
     #[test]
