@@ -391,40 +391,6 @@ impl Share {
     }
 }
 
-impl Record {
-    /// Record `index` of a step's chunk, if the chunk has it.
-    #[inline(always)]
-    pub(crate) fn of(block: &Block, step: &Step, index: u32) -> Option<Self> {
-        let params = &block.params;
-        let start = index as u64 * params.record_bytes as u64;
-        if start >= step.bytes {
-            return None;
-        }
-        let slot =
-            |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
-        Some(Record {
-            index,
-            bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
-            last: step.bytes - start <= params.record_bytes as u64,
-            input: params.input + step.offset + start,
-            output: params.output + step.offset + start,
-            inbox: params.inbox + slot(step.receives),
-            outbox: params.outbox + slot(step.sends),
-        })
-    }
-}
-
-/// Where the signals of record `index` are: of the one that a step receives, and of the one that it sends.
-#[inline(always)]
-pub(crate) fn signals(block: &Block, step: &Step, index: u32) -> (u64, u64) {
-    let params = &block.params;
-    let signal = |message: u32| {
-        let record = message as u64 * params.records as u64 + index as u64;
-        (block.half * params.signals_half + record) * SIGNAL_BYTES
-    };
-    (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends))
-}
-
 /// One record in one step. False when the collective has failed.
 #[inline(always)]
 unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
@@ -433,7 +399,7 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
     if start >= step.bytes {
         return true;
     }
-    // As in `Record::of` and `signals`, of which the loops of the kernels with pads would keep more in registers.
+    // `fused` has the same apart: made of it, the kernels with pads keep more in registers than there are.
     let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
     let signal = |message: u32| {
         let record = message as u64 * params.records as u64 + index as u64;

@@ -99,6 +99,10 @@ pub(crate) fn usages(text: &str) -> Vec<Usage> {
     found
 }
 
+/// Kernels, by how their names begin, that may have so many bytes of local memory: for addresses, from a record's beginning to its
+/// loop. [`sass`](crate::sass) sees to it that there is none in the loop.
+const OUTSIDE_LOOPS: [(&str, u32); 2] = [("ring_sealed_", 40), ("relay_sealed_", 56)];
+
 /// Registers of an SM that one block may take.
 const REGISTERS: u32 = 65536;
 
@@ -112,10 +116,12 @@ pub(crate) fn findings(usages: &[Usage], messages: &str, module: &Module) -> Vec
             findings.push(format!("{name}: not in the manifest"));
             continue;
         };
-        if usage.spill_bytes > 0 {
+        let outside = OUTSIDE_LOOPS.iter().find(|(start, _)| name.starts_with(start));
+        let tolerated = outside.map_or(0, |(_, bytes)| *bytes) >= usage.stack_bytes;
+        if usage.spill_bytes > 0 && (outside.is_none() || !tolerated) {
             findings.push(format!("{name}: {} bytes of spills", usage.spill_bytes));
         }
-        if usage.stack_bytes > 0 {
+        if !tolerated {
             findings.push(format!("{name}: {} bytes of stack (local memory)", usage.stack_bytes));
         }
         // The hardware hands out registers to a thread by 8.
@@ -201,6 +207,22 @@ ptxas info    : Function properties for helper
         assert!(found[1].contains("256 bytes of stack"));
         assert!(found[2].contains("512 threads x 168"));
         assert!(found[3].contains("C7514"));
+    }
+
+    #[test]
+    fn tolerates_a_few_addresses_in_local_memory_where_it_is_said() {
+        let usage = |name: &str, stack_bytes| Usage {
+            name: name.into(),
+            registers: 128,
+            stack_bytes,
+            spill_bytes: 80,
+            barriers: 1,
+            ..Usage::default()
+        };
+        let found = |name: &str, stack| findings(&[usage(name, stack)], "", &module(&[name]));
+        assert_eq!(found("ring_sealed_128", 40), [""; 0]);
+        assert_eq!(found("ring_sealed_128", 48).len(), 2);
+        assert_eq!(found("seal", 40).len(), 2);
     }
 
     #[test]

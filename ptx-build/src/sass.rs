@@ -17,23 +17,34 @@ fn d_registers(opcode: &str) -> Option<u32> {
 }
 
 /// What is wrong in the output of `nvdisasm -c`, one line a finding: an instruction that writes an operand or touches the result
-/// of a product in flight; a jump backwards or the end of the kernel while there is one.
+/// of a product in flight; a jump backwards or the end of the kernel while there is one; registers kept in local memory between
+/// two products, where loops are.
 pub(crate) fn findings(sass: &str) -> Vec<String> {
     let mut findings = Vec::new();
     let mut kernel = String::new();
     let mut labels = BTreeSet::new();
     let mut in_flight: Vec<InFlight> = Vec::new();
+    // Accesses to local memory since the kernel's latest product.
+    let mut local: Option<Vec<String>> = None;
     for line in sass.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix(".text.").and_then(|l| l.strip_suffix(':')) {
             kernel = name.to_owned();
             labels.clear();
             in_flight.clear();
+            local = None;
         } else if let Some(label) = line.strip_suffix(':') {
             labels.insert(label.to_owned());
         }
         let Some(instruction) = Instruction::parse(line) else { continue };
         let opcode = instruction.opcode;
         let is_product = opcode.contains("GMMA.") && d_registers(opcode).is_some();
+        if is_product {
+            findings.extend(local.replace(Vec::new()).into_iter().flatten());
+        } else if let Some(local) =
+            local.as_mut().filter(|_| ["LDL", "STL"].iter().any(|l| opcode.starts_with(l)))
+        {
+            local.push(format!("{kernel}: {} ({opcode}) in the loop with the products", instruction.address));
+        }
         if opcode.starts_with("WARPGROUP.DEPBAR") {
             in_flight.clear(); // the kernels wait for all groups at once
             continue;
@@ -160,6 +171,13 @@ mod tests {
     #[test]
     fn reading_and_waiting_are_fine() {
         assert_eq!(findings(SASS), [""; 0]);
+    }
+
+    #[test]
+    fn local_memory_between_products() {
+        assert_eq!(with("STS.128 [R93], R4", "LDL R4, [R1+0x8]"), [""; 0], "behind the last one");
+        let found = with("UMOV UR10, 0x80180", "STL [R1+0x8], R4");
+        assert_eq!(found, ["seal: 0200 (STL) in the loop with the products"]);
     }
 
     #[test]
