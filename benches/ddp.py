@@ -3,7 +3,8 @@
     python benches/ddp.py --out benches/results/ddp.json
 
 Starts 2 and 4 processes on one GPU (or the CPU), a transformer and a ResNet on synthetic data, bucket caps of 25 and 400
-MB. With `--gpus` on several GPUs; beside them DDP over NCCL, where each process has a GPU of its own. The losses of the plain and the sealed hook must be the same bits. Needs the package `ringseal` and PyTorch.
+MB. With `--gpus` on several GPUs; beside them DDP over NCCL, where each process has a GPU of its own. The losses of the
+plain and the sealed hook must be the same bits. Needs the package `ringseal` and PyTorch.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def rank_main(rank: int, ranks: int, port: int, arguments: argparse.Namespace, r
     if arguments.device == "cuda":
         device = torch.device("cuda", rank % arguments.gpus)
         torch.cuda.set_device(device)
-        if ranks <= arguments.gpus:
+        if "nccl" in variants(ranks, arguments):
             nccl = dist.new_group(backend="nccl")
     else:
         torch.set_num_threads(1)

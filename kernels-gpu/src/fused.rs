@@ -23,8 +23,8 @@ use crate::ghash::{
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BYTES, Header};
 use crate::ring::{
-    Block, Record, SIGNAL_BYTES, THREADS, Work, aborted, arrived, collective, differ, fail, failure,
-    finished, reduced,
+    Block, Record, THREADS, Work, aborted, arrived, collective, differ, fail, failure, finished, reduced,
+    signals,
 };
 use crate::sealed::{
     LONGEST_RECORD, Places, SealedRingParams, SenderKey, associated_data, fetch_round_key, headers, inside,
@@ -135,41 +135,13 @@ impl Position {
     unsafe fn load(self, block: &Block) -> (Step, Record) {
         // SAFETY: the table has the step.
         let step = unsafe { Step::load(block.params.steps, self.index) };
-        let record = record_of(block, &step, self.record());
+        let index = self.record();
+        let start = index as u64 * block.params.record_bytes as u64;
+        // By way of an Option, as the kernels are that GPUs have run: without it the compiler makes other code.
+        let record = (start < step.bytes).then(|| Record::at(block, &step, index, start));
         // SAFETY: the caller's.
         (step, unsafe { record.unwrap_unchecked() })
     }
-}
-
-/// Record `index` of a step's chunk, if the chunk has it.
-#[inline(always)]
-fn record_of(block: &Block, step: &Step, index: u32) -> Option<Record> {
-    let params = &block.params;
-    let start = index as u64 * params.record_bytes as u64;
-    if start >= step.bytes {
-        return None;
-    }
-    let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
-    Some(Record {
-        index,
-        bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
-        last: step.bytes - start <= params.record_bytes as u64,
-        input: params.input + step.offset + start,
-        output: params.output + step.offset + start,
-        inbox: params.inbox + slot(step.receives),
-        outbox: params.outbox + slot(step.sends),
-    })
-}
-
-/// Where the signals of record `index` are: of the one that a step receives, and of the one that it sends.
-#[inline(always)]
-fn signals(block: &Block, step: &Step, index: u32) -> (u64, u64) {
-    let params = &block.params;
-    let signal = |message: u32| {
-        let record = message as u64 * params.records as u64 + index as u64;
-        (block.half * params.signals_half + record) * SIGNAL_BYTES
-    };
-    (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends))
 }
 
 /// Where the buffer of record `local`'s side lies.

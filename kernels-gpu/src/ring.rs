@@ -391,6 +391,36 @@ impl Share {
     }
 }
 
+impl Record {
+    /// Record `index` of a step's chunk, which begins `start` bytes from the chunk's beginning: inside it.
+    #[inline(always)]
+    pub(crate) fn at(block: &Block, step: &Step, index: u32, start: u64) -> Self {
+        let params = &block.params;
+        let slot =
+            |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
+        Record {
+            index,
+            bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
+            last: step.bytes - start <= params.record_bytes as u64,
+            input: params.input + step.offset + start,
+            output: params.output + step.offset + start,
+            inbox: params.inbox + slot(step.receives),
+            outbox: params.outbox + slot(step.sends),
+        }
+    }
+}
+
+/// Where the signals of record `index` are: of the one that a step receives, and of the one that it sends.
+#[inline(always)]
+pub(crate) fn signals(block: &Block, step: &Step, index: u32) -> (u64, u64) {
+    let params = &block.params;
+    let signal = |message: u32| {
+        let record = message as u64 * params.records as u64 + index as u64;
+        (block.half * params.signals_half + record) * SIGNAL_BYTES
+    };
+    (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends))
+}
+
 /// One record in one step. False when the collective has failed.
 #[inline(always)]
 unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32) -> bool {
@@ -399,23 +429,8 @@ unsafe fn advance<W: Wire>(block: &Block, wire: &mut W, step: &Step, index: u32)
     if start >= step.bytes {
         return true;
     }
-    // `fused` has the same apart: made of it, the kernels with pads keep more in registers than there are.
-    let slot = |message: u32| block.half * params.inbox_half + message as u64 * params.message_stride + start;
-    let signal = |message: u32| {
-        let record = message as u64 * params.records as u64 + index as u64;
-        (block.half * params.signals_half + record) * SIGNAL_BYTES
-    };
-    let record = Record {
-        index,
-        bytes: (step.bytes - start).min(params.record_bytes as u64) as u32,
-        last: step.bytes - start <= params.record_bytes as u64,
-        input: params.input + step.offset + start,
-        output: params.output + step.offset + start,
-        inbox: params.inbox + slot(step.receives),
-        outbox: params.outbox + slot(step.sends),
-    };
-    let (received, sent) =
-        (params.signals_in + signal(step.receives), params.signals_out + signal(step.sends));
+    let record = Record::at(block, step, index, start);
+    let (received, sent) = signals(block, step, index);
     // SAFETY: the slots and signals lie inside the inboxes; the signal of a slot orders the accesses to it.
     unsafe {
         let arrived = || {
