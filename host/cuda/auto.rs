@@ -139,9 +139,14 @@ fn lengths(max_bytes: usize, ranks: usize) -> impl Iterator<Item = usize> {
     LENGTHS.into_iter().take(timed).filter(move |&bytes| bytes <= max_bytes.max(LENGTHS[0]))
 }
 
+/// The longest of them.
+fn longest(max_bytes: usize, ranks: usize) -> usize {
+    lengths(max_bytes, ranks).last().unwrap_or(LENGTHS[0])
+}
+
 /// Options of the groups that are timed.
 fn probing(options: &GpuOptions, ranks: usize, (algorithm, crypto): (Algorithm, Crypto)) -> GpuOptions {
-    let max_bytes = lengths(options.max_bytes, ranks).last().unwrap_or(LENGTHS[0]);
+    let max_bytes = longest(options.max_bytes, ranks);
     GpuOptions { algorithm, crypto, max_bytes, keystream: None, ..options.clone() }
 }
 
@@ -285,10 +290,7 @@ impl AutoGroup {
         let ring = GpuOptions { algorithm: Algorithm::RelayRing, ..options.clone() };
         let persistent = launches(devices, &ring)?.0 == LaunchForm::Persistent;
         let (choices, calibrated) = if persistent && calibrates(&question, &options) {
-            let room = Room::new(
-                devices,
-                probing(&options, ranks, (Algorithm::RelayRing, options.crypto)).max_bytes,
-            )?;
+            let room = Room::new(devices, longest(options.max_bytes, ranks))?;
             let probe = |(algorithm, crypto)| {
                 Ok(Probe { algorithm, crypto, team: group(probing(&options, ranks, (algorithm, crypto)))? })
             };
@@ -449,7 +451,7 @@ impl AutoCommunicator {
         let (choices, calibrated) = match calibrates(&question, &options) {
             false => (Choices::always(uncalibrated(&options, ranks)), None),
             true => {
-                let most = probing(&options, ranks, (Algorithm::RelayRing, options.crypto)).max_bytes;
+                let most = longest(options.max_bytes, ranks);
                 let probe = |(algorithm, crypto)| {
                     Ok(Probe {
                         algorithm,
