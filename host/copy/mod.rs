@@ -20,14 +20,16 @@
 //!
 //! # What is trusted
 //!
-//! Staging memory and the bus are not: the host seals in memory of its own and moves only ciphertext to staging, and opens
-//! what it has first moved out of staging. What tells the kernels where records lie, with the tags that they compare, and
+//! Staging memory and the bus are not: the host writes only ciphertext to staging and never reads it again, and reads each byte
+//! that it opens once, so that what is verified is what is decrypted. What tells the kernels where records lie, with the tags that they compare, and
 //! their verdicts go by the driver's own copies from and to ordinary memory, as kernel parameters do; on a confidential GPU
 //! the driver encrypts these.
 
 mod cipher;
 mod keys;
 mod notes;
+#[cfg(target_arch = "x86_64")]
+mod one_pass;
 mod pipeline;
 mod rehearsal;
 #[cfg(test)]

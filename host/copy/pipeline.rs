@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use zeroize::Zeroize;
 
+use super::cipher::Envelope;
 use super::{Call, HostCipher};
 use crate::aead::Tag;
 use crate::{Error, Result};
@@ -120,16 +121,13 @@ pub(crate) fn send<F: Far>(
     let progress = Progress::new(shape);
     let seal = |record: usize, scratch: &mut Vec<u8>| -> Result<()> {
         let text = &source[shape.record(record)];
-        // Sealed in memory of our own: staging never holds plaintext.
-        scratch.resize(text.len(), 0);
-        fetch(scratch, text);
-        let tag = cipher.seal(&call.nonce(record), call.associated(record).as_bytes(), scratch)?;
-        let slot = slots[record / shape.piece_records % shape.slots];
+        let (nonce, associated) = (call.nonce(record), call.associated(record));
+        let slot = slots[record / shape.piece_records % shape.slots] as *mut u8;
         let (text_at, tag_at) = shape.places(record);
         // SAFETY: inside the slot, which the far side has passed or never used; each record has its own part.
         unsafe {
-            let slot = slot as *mut u8;
-            slot.add(text_at).copy_from_nonoverlapping(scratch.as_ptr(), scratch.len());
+            let envelope = Envelope { nonce: &nonce, aad: associated.as_bytes() };
+            let tag = cipher.seal_into(slot.add(text_at), envelope, text, scratch)?;
             slot.add(tag_at).copy_from_nonoverlapping(tag.as_ptr(), tag.len());
         }
         Ok(())
@@ -187,13 +185,13 @@ pub(crate) fn receive<F: Far>(
         // SAFETY: `destination` is borrowed for as long as the threads run, and each record is taken once.
         let text =
             unsafe { std::slice::from_raw_parts_mut((address as *mut u8).add(bytes.start), bytes.len()) };
-        // Moved out of staging first: what is verified is what is decrypted.
+        let (nonce, associated) = (call.nonce(record), call.associated(record));
         // SAFETY: inside the slot, which the far side has filled and leaves alone until its piece is done.
         unsafe {
-            slot.add(text_at).copy_to_nonoverlapping(text.as_mut_ptr(), text.len());
             slot.add(tag_at).copy_to_nonoverlapping(tag.as_mut_ptr(), tag.len());
+            let envelope = Envelope { nonce: &nonce, aad: associated.as_bytes() };
+            cipher.open_from(slot.add(text_at), envelope, &tag, text)
         }
-        cipher.open(&call.nonce(record), call.associated(record).as_bytes(), text, &tag)
     };
     let mut tap = tap;
     let (mut queued, mut seen) = (0, 0);
@@ -224,21 +222,6 @@ pub(crate) fn receive<F: Far>(
         destination.zeroize();
     }
     result
-}
-
-/// Copies from memory that is in no cache, as four runs side by side: more lines are on their way at once than where a
-/// processor fetches ahead in one run, a page at a time. `ringseal copy-bench --backend cpu` shows what it is worth.
-pub(super) fn fetch(destination: &mut [u8], source: &[u8]) {
-    const RUNS: usize = 4;
-    const LINE: usize = 64;
-    let run = source.len() / RUNS / LINE * LINE;
-    for at in (0..run).step_by(LINE) {
-        for begin in [0, run, 2 * run, 3 * run] {
-            let line = begin + at..begin + at + LINE;
-            destination[line.clone()].copy_from_slice(&source[line]);
-        }
-    }
-    destination[RUNS * run..].copy_from_slice(&source[RUNS * run..]);
 }
 
 fn slots<F: Far>(far: &mut F, shape: Shape) -> Vec<usize> {
