@@ -24,7 +24,8 @@ impl Folders {
 
 /// Compiles the kernels and writes modules and manifest to `host/ptx`. Refuses to write if a kernel that was there before has
 /// more warp- or block-wide instructions than before, unless `accept_counts`: a duplicated barrier stands in a divergent
-/// branch and hangs or corrupts, so somebody has to look.
+/// branch and hangs or corrupts, so somebody has to look. What it wrote it also checks as [`lint`] does, and fails if there is a
+/// finding: modules that nobody may run had better not be measured.
 pub fn build(folders: &Folders, accept_counts: bool) -> Result<String> {
     let built = recipe::build(&folders.root, &folders.scratch())?;
     let mut text = built.warnings.clone();
@@ -44,7 +45,12 @@ pub fn build(folders: &Folders, accept_counts: bool) -> Result<String> {
     for module in &built.manifest.modules {
         _ = writeln!(text, "{}/{}: {} kernels", embed::CHECKED_IN, module.file, module.kernels.len());
     }
-    Ok(text)
+    match lint(folders) {
+        Ok(clean) => Ok(text + &clean),
+        Err(findings) => {
+            Err(Error::new(format!("{text}{findings}\nThe modules are written; mend the sources.")))
+        }
+    }
 }
 
 /// Counts that are higher than before, one line each.
