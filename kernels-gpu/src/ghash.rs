@@ -9,6 +9,7 @@
 //! ([`Chains::last`]). The warpgroups' words are then added through shared memory, and what is left, 32 chains, is
 //! brought to the end of the message by their own powers ([`GhashKey::lanes`]), bit by bit ([`part`]).
 
+use crate::device::tensor::Part;
 use crate::device::{self, Quad, global, shared, tensor, thread, warp};
 use crate::gf128::{
     Element, MATRIX_BYTES, MATRIX_WORDS, data_multiplier, matrix_word, matrix_word_place, state_multiplier,
@@ -243,13 +244,13 @@ impl Chains {
         tensor::fence();
         // SAFETY: the caller's; the matrices are written.
         unsafe {
-            tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
-            tensor::multiply::<true>(&mut counts, &blocks[0], matrices.0 + FIRST);
-            tensor::multiply::<true>(&mut counts, &blocks[1], matrices.0 + SECOND);
+            counts.multiply::<false>(&self.state, matrices.0 + self.state_matrix);
+            counts.multiply::<true>(&blocks[0], matrices.0 + FIRST);
+            counts.multiply::<true>(&blocks[1], matrices.0 + SECOND);
         }
         tensor::commit();
-        tensor::wait(&mut counts, &[self.state, blocks[0], blocks[1]]);
-        let [low, high] = tensor::pack(&counts);
+        counts.wait(&[self.state, blocks[0], blocks[1]]);
+        let [low, high] = counts.pack([0; 2]);
         self.state = [low, high, 0, 0];
         self.state_matrix = STATE;
     }
@@ -276,11 +277,11 @@ impl Chains {
         tensor::fence();
         // SAFETY: the caller's; the matrices are written.
         unsafe {
-            tensor::multiply::<false>(&mut counts, &state, matrices.0 + LAST + warpgroup * MATRIX_BYTES);
+            counts.multiply::<false>(&state, matrices.0 + LAST + warpgroup * MATRIX_BYTES);
         }
         tensor::commit();
-        tensor::wait(&mut counts, &[state]);
-        tensor::pack(&counts)[0]
+        counts.wait(&[state]);
+        counts.pack([0; 2])[0]
     }
 }
 
@@ -457,19 +458,20 @@ impl GroupedChains {
     /// As [`Chains::take`].
     #[inline(always)]
     pub unsafe fn take_group(&mut self, [a, b, c, d]: [Quad; 2 * GROUP], matrices: Matrices) {
+        // Not by way of `part`, of which the compiler makes other code.
         let mut counts = tensor::Counts::zero();
         tensor::fence();
         // SAFETY: the caller's; the matrices are written.
         unsafe {
-            tensor::multiply::<false>(&mut counts, &self.state, matrices.0 + self.state_matrix);
-            tensor::multiply::<true>(&mut counts, &a, matrices.0 + EARLIER);
-            tensor::multiply::<true>(&mut counts, &b, matrices.0 + EARLIER + MATRIX_BYTES);
-            tensor::multiply::<true>(&mut counts, &c, matrices.0 + FIRST);
-            tensor::multiply::<true>(&mut counts, &d, matrices.0 + SECOND);
+            counts.multiply::<false>(&self.state, matrices.0 + self.state_matrix);
+            counts.multiply::<true>(&a, matrices.0 + EARLIER);
+            counts.multiply::<true>(&b, matrices.0 + EARLIER + MATRIX_BYTES);
+            counts.multiply::<true>(&c, matrices.0 + FIRST);
+            counts.multiply::<true>(&d, matrices.0 + SECOND);
         }
         tensor::commit();
-        tensor::wait(&mut counts, &[self.state, a, b, c, d]);
-        let [low, high] = tensor::pack(&counts);
+        counts.wait(&[self.state, a, b, c, d]);
+        let [low, high] = counts.pack([0; 2]);
         self.state = [low, high, 0, 0];
         self.state_matrix = GROUP_STATE;
     }
@@ -503,7 +505,7 @@ impl GroupedChains {
     /// # Safety
     /// As [`take`](Self::take).
     #[inline(always)]
-    unsafe fn part<P: tensor::Part>(
+    unsafe fn part<P: Part>(
         &self,
         operands: &[Quad; 2 * GROUP + 1],
         matrices: Matrices,

@@ -41,6 +41,12 @@ pub const fn is_common(reduction: Reduction) -> bool {
     matches!(reduction >> 8, dtype::F32 | dtype::F16 | dtype::BF16) && reduction & 0xff <= op::AVG
 }
 
+/// Whether a result is divided by the number of ranks: see [`finish`].
+#[inline(always)]
+pub(crate) const fn averages(reduction: Reduction) -> bool {
+    reduction & 0xff == op::AVG
+}
+
 /// As [`combine`] for the reductions that gradients are made of: sums and averages of f32, f16 and bf16. Short enough to
 /// be unrolled in the loops that must keep up with the link.
 #[inline(always)]
@@ -55,7 +61,7 @@ pub fn combine_common(reduction: Reduction, partial: Quad, local: Quad) -> Quad 
 /// As [`finish`] for the reductions of [`combine_common`].
 #[inline(always)]
 pub fn finish_common(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
-    if reduction & 0xff != op::AVG {
+    if !averages(reduction) {
         return sum;
     }
     match reduction >> 8 {
@@ -100,7 +106,7 @@ pub fn combine(reduction: Reduction, partial: Quad, local: Quad) -> Quad {
 /// Divides a finished sum by the number of ranks when the operation is an average; otherwise the sum as it is.
 #[inline(always)]
 pub fn finish(reduction: Reduction, ranks: u32, sum: Quad) -> Quad {
-    if reduction & 0xff != op::AVG {
+    if !averages(reduction) {
         return sum;
     }
     // Never 0; tells the compiler so.

@@ -530,9 +530,12 @@ pub(crate) unsafe fn fail(block: &Block, failure: u64) {
         }
         // Any value but 0 means the same, so that it doesn't matter which of two comes last.
         global::store_u32(params.state + ABORTED, 1 + params.rank);
-        for rank in 0..params.ranks {
+        let mut rank = 0;
+        while rank < params.ranks {
             let notice = global::load_u64(params.notices + 8 * rank as u64);
             global::compare_exchange_u32_sys(notice + NOTICE_ABORTED, 0, 1 + params.rank);
+            // A loop that can't be unrolled: it is in every kernel, several times, and seldom runs.
+            rank = bits::opaque(rank) + 1;
         }
     }
 }
@@ -759,20 +762,12 @@ pub unsafe fn store_quad(base: u64, index: u32, bytes: u32, value: Quad) {
         if base.is_multiple_of(16) && bytes - offset >= 16 {
             return global::store_16(address, value);
         }
-        let count = (bytes - offset).min(16);
-        let mut at = 0;
-        while at < count {
-            let word = if at < 4 {
-                value[0]
-            } else if at < 8 {
-                value[1]
-            } else if at < 12 {
-                value[2]
-            } else {
-                value[3]
-            };
-            global::store_u8(address + at as u64, (word >> (8 * (at % 4))) as u8);
-            at += 1;
+        // Shifted out byte by byte: a word chosen at run time would be one of an array, in local memory.
+        let [a, b, c, d] = value;
+        let (mut low, mut high) = (a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32);
+        for at in 0..(bytes - offset).min(16) {
+            global::store_u8(address + at as u64, low as u8);
+            (low, high) = (low >> 8 | high << 56, high >> 8);
         }
     }
 }

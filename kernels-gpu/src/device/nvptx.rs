@@ -539,6 +539,19 @@ pub mod bits {
         value
     }
 
+    /// `base` plus 256 times byte `BYTE`, 0 or 1, of `word`: a dot product, on the pipe that multiplies.
+    #[inline(always)]
+    pub fn scaled_byte<const BYTE: u32>(word: u32, base: u32) -> u32 {
+        const { assert!(BYTE < 2) };
+        let value;
+        // SAFETY: arithmetic.
+        unsafe {
+            asm!("dp2a.lo.u32.u32 {}, {}, {}, {};", out(reg32) value, in(reg32) 0x100u32 << (16 * BYTE), in(reg32) word,
+                in(reg32) base, options(pure, nomem, nostack))
+        };
+        value
+    }
+
     /// The low word of `high:low` shifted right by `count % 32`.
     #[inline(always)]
     pub fn funnel_shift_right(low: u32, high: u32, count: u32) -> u32 {

@@ -37,21 +37,27 @@ pub struct FirstCounts([u32; 24]);
 /// One thread's share of the counts of the other columns.
 pub struct SecondCounts([u32; 40]);
 
-/// Columns of a product that are multiplied and packed by themselves: in place of 64 registers for the counts it takes 40.
+/// Columns of a product that are multiplied and packed by themselves: all of them, or [`FirstCounts`] and then [`SecondCounts`], for
+/// whose counts 40 registers do in place of 64.
 pub trait Part {
     /// All zero.
     fn zero() -> Self;
 
-    /// As [`multiply`].
+    /// Starts `self = [self +] a x b`, b being the matrix at shared address `b`; `ACCUMULATE` tells whether the old counts are
+    /// added. Neither these nor `a` may be touched until [`wait`](Self::wait).
     ///
     /// # Safety
-    /// As [`multiply`].
+    /// The warpgroup's 128 threads together, under control flow that the compiler can see is uniform. `b` is 16-byte
+    /// aligned, the matrix is written and visible to the asynchronous proxy.
     unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32);
 
-    /// As [`wait`].
+    /// Waits for every group issued. `operands` are all A operands since the last wait: naming them here keeps their
+    /// registers alive and unchanged until then.
     fn wait<const N: usize>(&mut self, operands: &[Quad; N]);
 
-    /// Adds what [`pack`] makes of these columns' counts to what it makes of the others'.
+    /// The low bits of the counts, all below [`COUNT_END`], added to what this makes of the other columns' counts: of row g in
+    /// the first word, of row g + 8 in the second, in the order of [`count_bit`](crate::gf128::count_bit). With columns in the
+    /// order of [`column_bit`](crate::gf128::column_bit) that is raw word t of each row's product, which is an A operand again.
     fn pack(&self, words: [u32; 2]) -> [u32; 2];
 }
 
@@ -60,11 +66,3 @@ pub type Fragment = [u32; 4];
 
 /// What counts must stay below to be packed: eight products of 256 bits are too many.
 pub const COUNT_END: u32 = 2048;
-
-impl Counts {
-    /// All zero.
-    #[inline(always)]
-    pub const fn zero() -> Self {
-        Self([0; 64])
-    }
-}

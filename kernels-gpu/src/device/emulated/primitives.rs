@@ -383,6 +383,13 @@ pub mod bits {
             .fold(0, |value, i| value | ((bytes >> (8 * (SELECTOR >> (4 * i) & 7))) as u32 & 0xff) << (8 * i))
     }
 
+    /// `base` plus 256 times byte `BYTE`, 0 or 1, of `word`.
+    #[inline(always)]
+    pub fn scaled_byte<const BYTE: u32>(word: u32, base: u32) -> u32 {
+        const { assert!(BYTE < 2) };
+        base.wrapping_add(256 * (word >> (8 * BYTE) & 0xff))
+    }
+
     /// The low word of `high:low` shifted right by `count % 32`.
     #[inline(always)]
     pub fn funnel_shift_right(low: u32, high: u32, count: u32) -> u32 {

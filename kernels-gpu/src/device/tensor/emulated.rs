@@ -16,14 +16,11 @@ pub fn commit() {
     collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
 }
 
-/// See the GPU's. Done at once: that operands stay untouched until [`wait`] is checked in the machine code.
-///
-/// # Safety
-/// `b` is a matrix in shared memory.
+/// All columns of a product. Done at once: that operands stay untouched until [`Part::wait`] is checked in the machine code.
 #[track_caller]
-pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b: u32) {
+fn multiply<const ACCUMULATE: bool>(counts: &mut [u32; 64], a: &Quad, b: u32) {
     assert!(b.is_multiple_of(16), "a matrix at {b:#x}");
-    let old = if ACCUMULATE { counts.0 } else { [0; 64] };
+    let old = if ACCUMULATE { *counts } else { [0; 64] };
     let (new, ..) = collective(
         Scope::Warpgroup,
         Order::Nothing,
@@ -51,13 +48,7 @@ pub unsafe fn multiply<const ACCUMULATE: bool>(counts: &mut Counts, a: &Quad, b:
             }
         },
     );
-    counts.0 = new;
-}
-
-/// See the GPU's.
-#[track_caller]
-pub fn wait<const N: usize>(_: &mut Counts, _: &[Quad; N]) {
-    collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
+    *counts = new;
 }
 
 /// See the GPU's.
@@ -103,10 +94,10 @@ pub fn pack_last([a, b]: [u32; 2]) -> u32 {
     (a & 1) << count_bit(30) | (b & 1) << count_bit(31)
 }
 
-/// See the GPU's.
-pub fn pack(counts: &Counts) -> [u32; 2] {
+/// All columns of a product, packed.
+fn pack(counts: &[u32; 64]) -> [u32; 2] {
     let mut rows = [0; 2];
-    for (i, &count) in counts.0.iter().enumerate() {
+    for (i, &count) in counts.iter().enumerate() {
         assert!(count < COUNT_END, "a count of {count}");
         rows[i / 2 % 2] |= (count & 1) << count_bit(i as u32 / 4 * 2 + i as u32 % 2);
     }
@@ -123,21 +114,20 @@ macro_rules! part {
 
             #[track_caller]
             unsafe fn multiply<const ACCUMULATE: bool>(&mut self, a: &Quad, b: u32) {
-                let mut counts = Counts::zero();
-                counts.0[$first..$first + $n].copy_from_slice(&self.0);
-                // SAFETY: the caller's.
-                unsafe { multiply::<ACCUMULATE>(&mut counts, a, b) };
-                self.0.copy_from_slice(&counts.0[$first..$first + $n]);
+                let mut counts = [0; 64];
+                counts[$first..$first + $n].copy_from_slice(&self.0);
+                multiply::<ACCUMULATE>(&mut counts, a, b);
+                self.0.copy_from_slice(&counts[$first..$first + $n]);
             }
 
             #[track_caller]
-            fn wait<const N: usize>(&mut self, operands: &[Quad; N]) {
-                wait(&mut Counts::zero(), operands);
+            fn wait<const N: usize>(&mut self, _: &[Quad; N]) {
+                collective(Scope::Warpgroup, Order::Nothing, (), |_| {});
             }
 
             fn pack(&self, [low, high]: [u32; 2]) -> [u32; 2] {
-                let mut counts = Counts::zero();
-                counts.0[$first..$first + $n].copy_from_slice(&self.0);
+                let mut counts = [0; 64];
+                counts[$first..$first + $n].copy_from_slice(&self.0);
                 let [a, b] = pack(&counts);
                 [low | a, high | b]
             }
@@ -145,5 +135,6 @@ macro_rules! part {
     };
 }
 
+part!(Counts, 64, 0);
 part!(FirstCounts, 24, 0);
 part!(SecondCounts, 40, 24);
