@@ -62,12 +62,21 @@ impl Shape {
         self.text_bytes() + 16 * self.piece_records
     }
 
+    /// How many pieces are sealed before the first of them is moved: see [`LEFT_ALONE`].
+    fn lead(&self) -> usize {
+        LEFT_ALONE.div_ceil(self.text_bytes()).min(self.slots / 2)
+    }
+
     /// Where a record's text and tag lie in its slot.
     pub(crate) const fn places(&self, record: usize) -> (usize, usize) {
         let index = record % self.piece_records;
         (index * self.record_bytes, self.text_bytes() + 16 * index)
     }
 }
+
+/// Bytes that are sealed between a piece and its being moved, so that it has left the caches of the processors that sealed it. From
+/// there a GPU takes it at half the bus's rate; threads that are slower than the bus would have every piece fetched so.
+const LEFT_ALONE: usize = 8 << 20;
 
 /// The other side of staging memory.
 pub(crate) trait Far {
@@ -141,7 +150,8 @@ pub(crate) fn send<F: Far>(
         &seal,
         |progress| {
             for piece in 0..shape.pieces() {
-                while !progress.is_done(shape, piece) {
+                let leader = (piece + shape.lead()).min(shape.pieces() - 1);
+                while !(progress.is_done(shape, piece) && progress.is_done(shape, leader)) {
                     let passed = far.passed()?;
                     progress.publish(passed);
                     if progress.stopped() {
