@@ -306,7 +306,7 @@ enum ringseal_transport
   RINGSEAL_TRANSPORT_PEER = 0,
   /**
    * NCCL's send and receive, for ranks with a GPU each on any machines that NCCL reaches. libnccl.so.2 is loaded when it
-   * is first used. Not yet run over two GPUs from C, nor on several machines; from Rust on two H200s of one machine.
+   * is first used. Run on two H200s of one machine, not yet on several machines.
    */
   RINGSEAL_TRANSPORT_NCCL = 1,
 };
@@ -833,7 +833,7 @@ ringseal_status ringseal_gpu_communicator_poisoned(const struct ringseal_gpu_com
  * Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) on the GPU that CUDA numbers `device`, in its primary
  * context (the one that the CUDA runtime uses), and writes its handle to `out`. Waits for the GPU, and loads the kernels:
  * keep the handle. The caller still owns, and should erase, the key's bytes. RINGSEAL_STATUS_NO_DEVICE without a usable
- * GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 9.0.
+ * GPU of compute capability 8.0 or newer.
  */
 ringseal_status ringseal_gpu_aead_create(const uint8_t *key,
                                          size_t key_bytes,
@@ -928,7 +928,7 @@ ringseal_status ringseal_gpu_gmac_verify(const struct ringseal_gpu_aead *aead,
  * context (the one that the CUDA runtime uses), and writes the handle to `out`. The keys come from the secret's
  * RINGSEAL_SECRET_BYTES bytes and fresh randomness; the caller still owns, and should erase, the secret. Pins staging memory,
  * starts streams of its own, waits for the GPU, and loads the kernels: keep the handle. RINGSEAL_STATUS_NO_DEVICE without a
- * usable GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 8.0.
+ * usable GPU of compute capability 8.0 or newer.
  */
 ringseal_status ringseal_gpu_copy_create(const uint8_t *secret_bytes,
                                          size_t device,

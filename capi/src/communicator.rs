@@ -101,7 +101,7 @@ pub enum Transport {
     /// The GPUs themselves, which reach each other's memory: those of one machine.
     Peer = 0,
     /// NCCL's send and receive, for ranks with a GPU each on any machines that NCCL reaches. libnccl.so.2 is loaded when it
-    /// is first used. Not yet run over two GPUs from C, nor on several machines; from Rust on two H200s of one machine.
+    /// is first used. Run on two H200s of one machine, not yet on several machines.
     Nccl = 1,
 }
 

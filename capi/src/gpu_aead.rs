@@ -32,7 +32,7 @@ pub struct GpuAead {
 /// Expands a key of 16, 24 or 32 bytes (AES-128, AES-192, AES-256) on the GPU that CUDA numbers `device`, in its primary
 /// context (the one that the CUDA runtime uses), and writes its handle to `out`. Waits for the GPU, and loads the kernels:
 /// keep the handle. The caller still owns, and should erase, the key's bytes. RINGSEAL_STATUS_NO_DEVICE without a usable
-/// GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 9.0.
+/// GPU of compute capability 8.0 or newer.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are described to hold.

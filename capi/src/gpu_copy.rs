@@ -87,7 +87,7 @@ unsafe fn options(given: *const GpuCopyOptions) -> Result<CopyOptions, Failure> 
 /// context (the one that the CUDA runtime uses), and writes the handle to `out`. The keys come from the secret's
 /// RINGSEAL_SECRET_BYTES bytes and fresh randomness; the caller still owns, and should erase, the secret. Pins staging memory,
 /// starts streams of its own, waits for the GPU, and loads the kernels: keep the handle. RINGSEAL_STATUS_NO_DEVICE without a
-/// usable GPU, RINGSEAL_STATUS_UNSUPPORTED where its compute capability is below 8.0.
+/// usable GPU of compute capability 8.0 or newer.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are described to hold.

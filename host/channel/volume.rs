@@ -65,17 +65,26 @@ impl Volume {
         self.limit * 16
     }
 
+    /// How a reservation of `calls` block cipher calls would end.
+    pub(crate) const fn ask(&self, calls: u64) -> Reserved {
+        if calls <= self.limit.saturating_sub(self.used) {
+            Reserved::Here
+        } else if calls > self.limit.saturating_sub(CALLS_OF_KEY) {
+            Reserved::Never
+        } else {
+            Reserved::NextEpoch
+        }
+    }
+
     /// Sets `calls` block cipher calls aside.
     pub(crate) fn reserve(&mut self, calls: u64) -> Reserved {
-        if calls <= self.limit.saturating_sub(self.used) {
-            self.used += calls;
-            return Reserved::Here;
+        let reserved = self.ask(calls);
+        match reserved {
+            Reserved::Here => self.used += calls,
+            Reserved::NextEpoch => self.used = CALLS_OF_KEY + calls,
+            Reserved::Never => {}
         }
-        if calls > self.limit.saturating_sub(CALLS_OF_KEY) {
-            return Reserved::Never;
-        }
-        self.used = CALLS_OF_KEY + calls;
-        Reserved::NextEpoch
+        reserved
     }
 }
 

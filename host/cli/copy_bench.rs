@@ -13,6 +13,7 @@ use ringseal::{Error, Result};
 
 use super::BackendName;
 use super::failure::{Failure, Outcome};
+use super::memory;
 use super::values::ByteSize;
 
 #[derive(Args, Debug)]
@@ -76,6 +77,11 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
         threads: arguments.threads.unwrap_or(defaults.threads),
         ..defaults
     };
+    options.check()?;
+    // Both vectors, staging memory, and each thread's record.
+    let records = options.slots as u128 * options.piece_records as u128 + options.threads as u128;
+    let needed = 2 * arguments.bytes.0 as u128 + records * options.record_bytes as u128;
+    memory::require(needed, "copy-bench")?;
     let far = match &kernels {
         Some(kernels) => kernels.device().name()?,
         None => "no GPU".into(),

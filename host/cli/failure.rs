@@ -61,9 +61,9 @@ impl fmt::Display for Failure {
 
 impl From<ringseal::Error> for Failure {
     fn from(error: ringseal::Error) -> Self {
-        use ringseal::Error::{Aborted, Authentication, Deadline, Record};
+        use ringseal::Error::{Aborted, Authentication, Deadline, Lost, Record};
         match error {
-            Authentication | Record { .. } | Aborted { .. } | Deadline { .. } => {
+            Authentication | Record { .. } | Aborted { .. } | Deadline { .. } | Lost { .. } => {
                 Self::Wrong(error.to_string())
             }
             _ => Self::Input(error.to_string()),
@@ -103,6 +103,7 @@ mod tests {
         assert_eq!(Failure::from(ringseal::Error::Authentication).code(), 1);
         let deadline = ringseal::Error::Deadline { rank: 0, peer: 1, step: 2, waited_ms: 3 };
         assert_eq!(Failure::from(deadline).code(), 1);
+        assert_eq!(Failure::from(ringseal::Error::Lost { rank: 0, peer: 1, step: None }).code(), 1);
         assert_eq!(Failure::from(ringseal::Error::NoDevice("no driver".into())).code(), 2);
         assert_eq!(Failure::stdout(io::ErrorKind::BrokenPipe.into()).code(), 141);
         assert_eq!(Failure::stdout(io::ErrorKind::StorageFull.into()).code(), 2);

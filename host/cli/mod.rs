@@ -37,7 +37,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 something did not verify or was wrong; 2 bad usage, input or output; 130 and 143 ended by SIGINT \
-     (Ctrl-C) or SIGTERM, with no unfinished file left behind";
+     (Ctrl-C) or SIGTERM, with no unfinished file left behind; 141 standard output was closed";
 
 #[derive(Subcommand, Debug)]
 enum Command {

@@ -133,6 +133,16 @@ pub(crate) fn agree(
     Ok(heard?.confirmed(&confirmations)?.0)
 }
 
+/// The longest reason that a rank gives the others for not joining. A bootstrap may carry no more than a kilobyte, and a rank whose
+/// message is refused for its length would leave the others waiting.
+const REASON_BYTES: usize = 900;
+
+fn reason(error: &Error) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.floor_char_boundary(REASON_BYTES));
+    text
+}
+
 /// Gathers what the ranks of a session tell each other while they set up, authenticated: bound to the session, so to
 /// fresh salts of all ranks, to the sender and to `round`, which is used once in a session. A rank that has failed tells
 /// the others so, and all ranks fail. Gives back what belongs to this rank's announcement.
@@ -146,7 +156,7 @@ pub(crate) fn announce<T>(
 ) -> Result<(Vec<Vec<u8>>, T)> {
     let mut message = match &announcement {
         Ok((bytes, _)) => [&[1], bytes.as_slice()].concat(),
-        Err(error) => [&[0], error.to_string().as_bytes()].concat(),
+        Err(error) => [&[0], reason(error).as_bytes()].concat(),
     };
     message.extend_from_slice(&root.announcement_tag(round, rank, &message));
     let gathered = bootstrap.gather(&message, timeout)?;
@@ -322,6 +332,14 @@ mod tests {
         failed.extend_from_slice(&now[1].announcement_tag(3, 1, &failed));
         let error = hear(failed).unwrap_err().to_string();
         assert!(error.contains("rank 1 cannot join: no memory"), "{error}");
+        // A compiler's log, say: bootstraps of the C API carry a kilobyte.
+        let mut callback = CallbackBootstrap::new(2, |own, _| {
+            assert!((800..=1000).contains(&own.len()), "{} bytes", own.len());
+            Err(Error::Handshake("heard".into()))
+        });
+        let long: Result<(Vec<u8>, ())> = Err(Error::Cuda("\u{fc}".repeat(9_000)));
+        let error = announce(&now[0], 3, [0, 2], long, &mut callback, Duration::ZERO).unwrap_err();
+        assert!(matches!(error, Error::Handshake(text) if text == "heard"));
         let mut short = CallbackBootstrap::new(2, |own, _| Ok(vec![own.to_vec()]));
         assert!(matches!(short.gather(b"", Duration::ZERO), Err(Error::Handshake(_))));
     }

@@ -167,15 +167,24 @@ pub struct Communicator {
     spare: Vec<Vec<u8>>,
 }
 
+/// Ranks of [`Communicator::in_process`] at most.
+const MOST_IN_PROCESS: usize = 1024;
+
 impl Communicator {
     /// Makes a group of `ranks` ranks in this process. Move each to a thread of its own.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there are no or too many ranks, or an option is out of its domain;
+    /// [`Error::InvalidArgument`] when there are no ranks or more than 1024, or an option is out of its domain;
     /// [`Error::Randomness`].
     pub fn in_process(ranks: usize, secret: &GroupSecret, options: &Options) -> Result<Vec<Self>> {
         if ranks == 0 {
             return Err(Error::InvalidArgument("a group has at least one rank".into()));
+        }
+        // Links grow with the square of their number.
+        if ranks > MOST_IN_PROCESS {
+            return Err(Error::InvalidArgument(format!(
+                "{ranks} ranks in one process: at most {MOST_IN_PROCESS}; use a process a rank (Communicator::new)"
+            )));
         }
         let links = memory::network(ranks).into_iter().map(|link| Box::new(link) as Box<dyn Transport>);
         Self::in_process_over(links.collect(), secret, options)

@@ -8,7 +8,9 @@ use zeroize::Zeroize;
 
 #[cfg(target_arch = "x86_64")]
 use super::one_pass::{OnePass, Route};
-use crate::aead::{Aead, AesKey, Iv, Tag, tags_equal};
+#[cfg(target_arch = "x86_64")]
+use crate::aead::tags_equal;
+use crate::aead::{Aead, AesKey, Iv, Tag, check_aad_len, check_plaintext_len};
 use crate::backend::cpu::Cpu;
 use crate::channel::NONCE_BYTES;
 use crate::{Error, Result};
@@ -76,6 +78,7 @@ impl HostCipher {
         text: &[u8],
         scratch: &mut Vec<u8>,
     ) -> Result<Tag> {
+        check_lengths(text, envelope.aad)?;
         #[cfg(target_arch = "x86_64")]
         if let Cipher::OnePass(cipher) = &self.0 {
             let route = Route { from: text.as_ptr(), to: staged, bytes: text.len() };
@@ -94,7 +97,7 @@ impl HostCipher {
     /// so what is verified is what is opened, whoever writes it meanwhile.
     ///
     /// # Errors
-    /// [`Error::Authentication`].
+    /// [`Error::Authentication`]; [`Error::Length`] past the standard's limit.
     ///
     /// # Safety
     /// `text.len()` bytes can be read at `staged`; they are not `text`'s.
@@ -105,6 +108,7 @@ impl HostCipher {
         tag: &Tag,
         text: &mut [u8],
     ) -> Result<()> {
+        check_lengths(text, envelope.aad)?;
         #[cfg(target_arch = "x86_64")]
         if let Cipher::OnePass(cipher) = &self.0 {
             let route = Route { from: staged, to: text.as_mut_ptr(), bytes: text.len() };
@@ -122,6 +126,7 @@ impl HostCipher {
     /// # Errors
     /// [`Error::Length`] past the standard's limit.
     pub fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> Result<Tag> {
+        check_lengths(data, aad)?;
         match &self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the data are the caller's alone.
@@ -139,8 +144,9 @@ impl HostCipher {
     /// Verifies `data` and decrypts it in place; zeroes it otherwise.
     ///
     /// # Errors
-    /// [`Error::Authentication`].
+    /// [`Error::Authentication`]; [`Error::Length`] past the standard's limit.
     pub fn open(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<()> {
+        check_lengths(data, aad)?;
         match &self.0 {
             #[cfg(target_arch = "x86_64")]
             Cipher::OnePass(cipher) => {
@@ -155,6 +161,12 @@ impl HostCipher {
             Cipher::RustCrypto(aead) => aead.open_in_place(Iv::from_nonce(nonce), aad, data, tag),
         }
     }
+}
+
+/// What the counter of a message allows (NIST SP 800-38D, 5.2.1.1).
+fn check_lengths(text: &[u8], aad: &[u8]) -> Result<()> {
+    check_plaintext_len(text.len() as u128)?;
+    check_aad_len(aad.len() as u128)
 }
 
 /// Compares tags in constant time; zeroes `text` if they differ.

@@ -48,6 +48,8 @@ pub(crate) use notes::Notes;
 pub(crate) use pipeline::{Far, Shape, Tap, receive, send};
 pub use rehearsal::Rehearsal;
 
+const TAG_BYTES: usize = size_of::<crate::aead::Tag>();
+
 /// Stands in the additional data where a collective has its code.
 pub const COPY_CODE: u8 = 0x40;
 
@@ -106,14 +108,18 @@ impl CopyOptions {
         if self.piece_records == 0 || self.slots == 0 || self.threads == 0 {
             return bad("piece_records, slots and threads must be at least 1");
         }
+        // What a shape computes from them without looking.
+        let slot = (self.record_bytes + TAG_BYTES).checked_mul(self.piece_records);
+        if slot.and_then(|slot| slot.checked_mul(self.slots)).is_none_or(|bytes| bytes > isize::MAX as usize)
+        {
+            return bad("more staging memory than there can be: take fewer records a piece, or fewer slots");
+        }
         Ok(())
     }
 
-    /// Staging memory of one side.
-    pub(crate) fn staging_bytes(&self) -> Result<usize> {
-        self.shape(1).slot_bytes().checked_mul(self.slots).ok_or_else(|| {
-            Error::InvalidArgument("sealed copies: more staging memory than there can be".into())
-        })
+    /// Staging memory of one side, of options that were [checked](Self::check).
+    pub(crate) const fn staging_bytes(&self) -> usize {
+        self.shape(1).slot_bytes() * self.slots
     }
 
     pub(crate) const fn shape(&self, bytes: usize) -> Shape {

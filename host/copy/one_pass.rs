@@ -53,7 +53,8 @@ pub(super) struct Route {
 impl Route {
     /// From and to the same memory.
     pub(super) fn in_place(data: &mut [u8]) -> Self {
-        Self { from: data.as_ptr(), to: data.as_mut_ptr(), bytes: data.len() }
+        let to = data.as_mut_ptr();
+        Self { from: to, to, bytes: data.len() }
     }
 }
 
@@ -127,31 +128,26 @@ impl OnePass {
 
     #[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
     fn expand_hash_key(&mut self) {
-        let mut counter = [0; BLOCK];
-        let subkey = u128::from_be_bytes(self.encrypt(&mut counter));
+        let mut subkey = Zeroizing::new([0; BLOCK]);
+        self.encrypt(&mut subkey);
+        let subkey = Zeroizing::new(u128::from_be_bytes(*subkey));
         // Times x, so that products come out right in reflected order.
-        let mut power =
-            subkey << 1 ^ (0xc200_0000_0000_0000_0000_0000_0000_0001 & (subkey >> 127).wrapping_neg());
+        let carry = (*subkey >> 127).wrapping_neg();
+        let mut power = Zeroizing::new(
+            (*subkey << 1 ^ (0xc200_0000_0000_0000_0000_0000_0000_0001 & carry)).to_le_bytes(),
+        );
         let one = GROUP_BLOCKS - 1;
         for index in (0..GROUP_BLOCKS).rev() {
-            self.powers[index] = power.to_le_bytes();
-            // SAFETY: 16 bytes each.
-            let next = unsafe {
-                let next = product(
-                    self.powers.as_ptr().add(one),
-                    &[_mm512_setzero_si512(); VECTORS],
-                    from_bytes(&self.powers[index]),
-                );
-                to_bytes(next)
-            };
-            // Only the first is multiplied by, as long as the others are zeros: see `product`.
-            power = u128::from_le_bytes(next);
+            self.powers[index] = *power;
+            // Of what follows H itself only zeros are multiplied.
+            let nothing = [_mm512_setzero_si512(); VECTORS];
+            *power = to_bytes(product(self.powers[one..].as_ptr(), &nothing, from_bytes(&power)));
         }
     }
 
-    /// The cipher on one block (FIPS 197, 5.1), which it overwrites too.
+    /// The cipher on one block (FIPS 197, 5.1), in place.
     #[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
-    fn encrypt(&self, block: &mut [u8; BLOCK]) -> [u8; BLOCK] {
+    fn encrypt(&self, block: &mut [u8; BLOCK]) {
         let key = |round: usize| {
             from_bytes(self.round_keys[round].first_chunk().expect("a vector has four blocks"))
         };
@@ -160,7 +156,6 @@ impl OnePass {
             state = _mm_aesenc_si128(state, key(round));
         }
         *block = to_bytes(_mm_aesenclast_si128(state, key(self.rounds)));
-        *block
     }
 
     /// GHASH (section 6.4) of `bytes`, padded with zeros, after what `hash` is of.
@@ -191,11 +186,12 @@ impl OnePass {
         aad: &[u8],
         route: Route,
     ) -> Tag {
-        let mut first = [0; BLOCK];
-        first[..NONCE_BYTES].copy_from_slice(nonce);
-        first[BLOCK - 1] = 1;
-        let mut counters = Counters::after(&first);
-        let mask = self.encrypt(&mut first);
+        // The first counter block, and then what masks the tag.
+        let mut mask = Zeroizing::new([0; BLOCK]);
+        mask[..NONCE_BYTES].copy_from_slice(nonce);
+        mask[BLOCK - 1] = 1;
+        let mut counters = Counters::after(&mask);
+        self.encrypt(&mut mask);
         let mut hash = self.hash(_mm_setzero_si128(), aad);
 
         // SAFETY: each vector has its bytes; the caller vouches for both ends of the route.
@@ -229,7 +225,10 @@ impl OnePass {
             if left != 0 {
                 // In memory of our own, where it can be padded.
                 let mut text = Zeroizing::new([0; GROUP]);
-                route.from.add(begin).copy_to_nonoverlapping(text.as_mut_ptr(), left);
+                for (index, byte) in text[..left].iter_mut().enumerate() {
+                    // Once, as `load` does.
+                    *byte = route.from.add(begin + index).read_volatile();
+                }
                 if !SEALS {
                     hash = self.hash(hash, &text[..left]);
                 }
@@ -253,7 +252,7 @@ impl OnePass {
         lengths[8..].copy_from_slice(&(8 * route.bytes as u64).to_be_bytes());
         hash = self.hash(hash, &lengths);
         let mut tag = to_bytes(reflected(hash));
-        for (byte, mask) in tag.iter_mut().zip(mask) {
+        for (byte, mask) in tag.iter_mut().zip(*mask) {
             *byte ^= mask;
         }
         tag

@@ -324,10 +324,20 @@ impl Progress {
             }
         };
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads.min(shape.records())).map(|_| scope.spawn(worker)).collect();
+            let mut workers = Vec::new();
             let fed = {
                 let stop = Stop(&self.stop);
-                let fed = feed(self);
+                let mut started = Ok(());
+                while started.is_ok() && workers.len() < threads.min(shape.records()) {
+                    match thread::Builder::new().spawn_scoped(scope, worker) {
+                        Ok(worker) => workers.push(worker),
+                        Err(source) => {
+                            let path = "starting the threads of a sealed copy (fewer may do)".into();
+                            started = Err(Error::Io { path, source });
+                        }
+                    }
+                }
+                let fed = started.and_then(|()| feed(self));
                 if fed.is_ok() {
                     // The threads finish what the far side has delivered.
                     std::mem::forget(stop);

@@ -33,15 +33,18 @@ impl Rehearsal {
         options.check()?;
         let keys = Keys::new(&GroupSecret::random()?, &options)?;
         let cipher = HostCipher::new(&keys.key(Direction::ToDevice)?)?;
-        let staging = vec![0xff; options.staging_bytes()?];
+        let staging = vec![0xff; options.staging_bytes()];
         Ok(Self { options, cipher, epoch: keys.epoch(), keys, staging })
     }
 
-    /// Seals `source`, which is at least a byte, piece after piece into the staging memory.
+    /// Seals `source` piece after piece into the staging memory.
     ///
     /// # Errors
     /// As a sealed copy.
     pub fn to_device(&mut self, source: &[u8]) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
         let shape = self.options.shape(source.len());
         let call = self.keys.begin(Direction::ToDevice, shape)?;
         if self.epoch != self.keys.epoch() {

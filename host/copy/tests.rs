@@ -405,6 +405,7 @@ fn a_rehearsal_seals_as_a_copy_does() {
     let mut rehearsal = Rehearsal::new(CopyOptions { key_bytes: 16 * 40, ..options(2) }).unwrap();
     for _ in 0..3 {
         rehearsal.to_device(&data(300)).unwrap();
+        rehearsal.to_device(&[]).unwrap();
     }
     assert!(matches!(rehearsal.to_device(&data(4000)), Err(Error::KeyExhausted { .. })));
     assert!(Rehearsal::new(CopyOptions { slots: 0, ..options(1) }).is_err());
@@ -418,6 +419,9 @@ fn impossible_options_are_refused() {
         CopyOptions { piece_records: 0, ..options(1) },
         CopyOptions { slots: 0, ..options(1) },
         CopyOptions { threads: 0, ..options(1) },
+        CopyOptions { piece_records: (1 << 60) + (1 << 46), ..options(1) },
+        CopyOptions { record_bytes: 1 << 30, piece_records: 1 << 32, slots: 2, ..options(1) },
+        CopyOptions { slots: usize::MAX, ..options(1) },
     ] {
         assert!(matches!(options.check(), Err(Error::InvalidArgument(_))), "{options:?}");
     }

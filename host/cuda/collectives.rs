@@ -13,11 +13,13 @@ pub trait Collectives: Send {
     /// ones in the same order. `count` is of the whole vector, of which [`RankBuffers`] says what part each rank gives and
     /// gets; its chunks are [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks. Can be captured
     /// in a graph, if the same collective was done before outside of one on as many elements of as many bytes, and unless
-    /// the type says that it can't.
+    /// the type says that it can't. A graph has its epoch's keys: when the ranks have gone on to another epoch, or have been
+    /// [rekeyed](Self::rekey), it fails on all of them with [`Error::KeyExhausted`], and nothing is sealed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the vector is longer than the group was set up for, the root is no rank, or the
-    /// buffers and streams are not one for each rank; [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when
+    /// buffers and streams are not one for each rank, or when a stream is being captured and the collective would be the first of an
+    /// epoch; [`Error::Poisoned`] after a failure; [`Error::KeyExhausted`] when
     /// one key may not encrypt that much; [`Error::Cuda`]; what the type says.
     ///
     /// # Safety

@@ -47,7 +47,7 @@ impl SealedCopy {
     pub fn new(kernels: &Kernels, secret: &GroupSecret, options: CopyOptions) -> Result<Self> {
         options.check()?;
         let device = kernels.device();
-        let staging_bytes = options.staging_bytes()?;
+        let staging_bytes = options.staging_bytes();
         let keys = Keys::new(secret, &options)?;
         let work = Stream::new(device)?;
         let expand = |direction| expanded(kernels, &keys, direction, &work);

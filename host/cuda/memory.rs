@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU32;
 
 use cudarc::driver::sys;
+use zeroize::Zeroize;
 
 use super::device::Device;
 use super::driver::check;
@@ -221,8 +222,11 @@ impl HostBuffer {
 }
 
 impl Drop for HostBuffer {
+    /// Wipes it first: a rank's vector may have passed through.
     fn drop(&mut self) {
         if let Ok(_current) = self.device.bind() {
+            // SAFETY: still allocated, and whoever drops it has waited for the device.
+            unsafe { std::slice::from_raw_parts_mut(self.pointer.cast::<u8>(), self.bytes) }.zeroize();
             // SAFETY: allocated by `new`, freed once.
             let _ = unsafe { sys::cuMemFreeHost(self.pointer) };
         }

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::channel::GroupSecret;
 use crate::collective::{Bootstrap, Request, agree, announce};
+use crate::transport;
 use crate::{Dtype, Error, Result, ptx};
 
 /// Queues what whoever controls the network may do with the text of a message that has arrived: see
@@ -104,7 +105,7 @@ impl NcclCommunicator {
         });
         // Nobody waits in NCCL for a rank that has failed so far.
         let (_, (mut gpu_rank, outgoing, alarm, id)) = announce(&root, 2, place, own, meeting, timeout)?;
-        let link = Link::join(&id, place, device, Instant::now() + timeout);
+        let link = Link::join(&id, place, device, transport::deadline(timeout));
         let own = link.and_then(|link| gpu_rank.begin(&root).map(|()| (Vec::new(), link)));
         let (_, link) = announce(&root, 3, place, own, meeting, timeout)?;
         Ok(Self {
@@ -148,7 +149,7 @@ impl NcclCommunicator {
         let plan = ready.plan();
         let predecessor = (self.number + self.ranks - 1) % self.ranks;
         let tables = [plan.steps(self.number), plan.steps(predecessor)];
-        let end = Instant::now() + self.options.timeout;
+        let end = transport::deadline(self.options.timeout);
         for round in 0..plan.rounds() {
             if let Some(part) = plan.step_in(self.number, round) {
                 // SAFETY: the caller's promise.
@@ -249,7 +250,7 @@ impl NcclCommunicator {
                 link.check()?;
             }
             if end.is_none() && self.begun.is_reached()? {
-                end = Some(Instant::now() + self.options.timeout.saturating_mul(self.pending));
+                end = Some(transport::deadline(self.options.timeout.saturating_mul(self.pending)));
             }
             if let Some(end) = end {
                 self.in_time(end)?;
@@ -284,7 +285,7 @@ impl NcclCommunicator {
         let _ = self.fail();
         // Ends NCCL's kernels.
         self.link = None;
-        let end = Instant::now() + self.options.timeout + Duration::from_secs(1);
+        let end = transport::deadline(self.options.timeout) + Duration::from_secs(1);
         while self.pending > 0 && matches!(self.done.is_reached(), Ok(false)) && Instant::now() < end {
             std::thread::sleep(POLL);
         }

@@ -27,6 +27,7 @@ use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, NO_OP, Root, Terms, VERSION};
 use crate::collective::{Algorithm, Bootstrap, Collective, Request, agree};
 use crate::keystream::{Planned, StepSides};
+use crate::transport::LONGEST_WAIT;
 use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
@@ -44,6 +45,9 @@ const MOST_MESHED: usize = 256;
 /// A rank's state before its first collective.
 const FIRST: RankState =
     RankState { sequence: 1, failure: 0, aborted: 0, exited: 0, turn: 0, epoch: 0, calls: 0 };
+
+/// Epochs of a session are below 2 to this; above stands the session's number.
+const EPOCH_BITS: u32 = 40;
 
 /// Where a rank's messages arrive: addresses that the rank which holds them can reach.
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +212,8 @@ pub(super) struct GpuRank {
     keys: Option<RankKeys>,
     /// Whether the collective that is being launched begins an epoch of keys.
     entered: bool,
+    /// Which session with keys this is: see [`device_epoch`](Self::device_epoch).
+    session: u64,
     /// For set-up and failures; collectives run on the caller's stream.
     stream: Stream,
     /// Also before the first session.
@@ -409,6 +415,7 @@ impl GpuRank {
             },
             keys: None,
             entered: false,
+            session: 0,
             stream,
             poisoned: true,
         })
@@ -477,14 +484,25 @@ impl GpuRank {
         self.begin(&root)
     }
 
+    /// The epoch as the device's state has it, and each launch: of a later session always a later one. A graph carries the keys of
+    /// the session in which it was captured, and the kernels refuse what is of an earlier epoch than their rank's state. Without
+    /// the session's number a graph from before a rekeying would seal again under nonces that its keys have had.
+    fn device_epoch(&self, epoch: u64) -> Result<u64> {
+        let whole = self.session.checked_mul(1 << EPOCH_BITS).filter(|_| epoch >> EPOCH_BITS == 0);
+        whole.map(|session| session | epoch).ok_or(Error::KeyExhausted { limit: self.options.key_bytes })
+    }
+
     /// Forgets the session's collectives: they are numbered afresh, so no signal of theirs may be left.
     fn reset(&mut self) -> Result<()> {
+        // Plain launches carry no keys, and stay as good as they were.
+        self.session += u64::from(self.keys.is_some());
         self.signals.fill(0, &self.stream)?;
         self.notice.fill(0, &self.stream)?;
         if let Some(SealedExchange { sealed, .. }) = &mut self.exchange {
             sealed.fill(0, &self.stream)?;
         }
-        self.state.write(0, bytes_of(&[FIRST]), &self.stream)
+        let state = RankState { epoch: self.device_epoch(0)?, ..FIRST };
+        self.state.write(0, bytes_of(&[state]), &self.stream)
     }
 
     /// Everything about a collective on vectors of `count` elements that may have to wait for the device.
@@ -605,6 +623,13 @@ impl GpuRank {
         let input = if unused { buffers.output } else { buffers.input };
         // Once for all launches.
         if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
+            if keys.enters(calls) && stream.is_capturing()? {
+                return Err(Error::InvalidArgument(
+                    "the stream is being captured, and this collective begins a new epoch of keys, after which the next one's \
+                     are made on the stream, at once: let a collective of this length run before the capture"
+                        .into(),
+                ));
+            }
             self.entered = keys.reserve(calls)?;
         }
         let keystream = match self.take_keystream(is_common(reduction), &ready, stream) {
@@ -639,8 +664,8 @@ impl GpuRank {
             signals_in: self.signals.pointer(),
             signals_out: successor.signals,
             signals_half: self.signals_half,
-            timeout_ns: self.options.timeout.as_nanos() as u64,
-            epoch: self.keys.as_ref().map_or(0, RankKeys::epoch),
+            timeout_ns: self.options.timeout.min(LONGEST_WAIT).as_nanos() as u64,
+            epoch: self.device_epoch(self.keys.as_ref().map_or(0, RankKeys::epoch))?,
             calls,
             calls_limit: self.keys.as_ref().map_or(u64::MAX, RankKeys::calls_limit),
             step_count,

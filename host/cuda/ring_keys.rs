@@ -115,6 +115,11 @@ impl RankKeys {
         self.volume.limit_bytes() / 16
     }
 
+    /// Whether a collective of so many block cipher calls begins a new epoch.
+    pub(super) fn enters(&self, calls: u64) -> bool {
+        self.volume.ask(calls) == Reserved::NextEpoch
+    }
+
     /// Reserves block cipher calls under the present keys, or else enters the next epoch: true then.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ pub mod memory;
 pub mod socket;
 
 /// The longest wait: a year. Longer ones are cut, because an instant can't be moved by just any duration.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The instant `timeout` from now.
 pub fn deadline(timeout: Duration) -> Instant {

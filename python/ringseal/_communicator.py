@@ -307,8 +307,8 @@ class GpuCommunicator:
 
     With ``transport`` "peer" the processes are of one machine, each with a GPU or a share of one. With "nccl" they are on any
     machines that NCCL reaches, each with a GPU of its own: ask :meth:`outcome` without waiting for the stream, which waits
-    for ever for a rank that stays away; :meth:`outcome` gives up after the timeout. Not yet run on two GPUs
-    from Python, nor on several machines; from Rust on two H200s of one machine.
+    for ever for a rank that stays away; :meth:`outcome` gives up after the timeout. Run on two H200s of one
+    machine, not yet on several machines.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class GpuCommunicator:
         options = _options(
             protection, schedule, "cpu", 0, timeout, "127.0.0.1", keystream, transport, node_ranks, sm_budget
         )
-        if not 0 <= rank < ranks < 1 << 12:
+        if not 0 <= rank < ranks <= 1 << 12:
             raise ValueError(f"rank {rank} of {ranks}")
         self._rank, self._ranks, self._transport = rank, ranks, transport
         self._callback, self._handle = _Callback(gather, ranks), ctypes.c_void_p()

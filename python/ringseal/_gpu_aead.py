@@ -35,7 +35,7 @@ class GpuAead:
     def __init__(self, key: bytes, device: int = 0) -> None:
         """Expands ``key`` on the GPU that CUDA numbers ``device``, and loads the kernels: keep the object.
 
-        Raises :class:`ringseal.UnsupportedError` without a usable GPU of compute capability 9.0.
+        Raises :class:`ringseal.UnsupportedError` without a usable GPU of compute capability 8.0.
         """
         self._handle = ctypes.c_void_p()
         call("ringseal_gpu_aead_create", bytes(key), len(key), device, ctypes.byref(self._handle))

@@ -74,7 +74,7 @@ class SealedState:
 
         With ``keystream`` too, which keeps it for that many buckets of that length, the GPU makes the next iteration's
         keystream after an iteration's last bucket, at low priority, while forward and backward run: see docs/ddp.md, also for
-        when that pays. Not yet run to its end on a GPU.
+        when that pays.
         """
         if keystream is not None and device is None:
             raise ValueError("keystream is made ahead of time by GPUs: give a device")

@@ -209,7 +209,9 @@ fn options_out_of_their_domain_are_refused() {
             Communicator::in_process(2, &secret(), &Options { record_bytes, ..options() }).unwrap_err();
         assert!(error.to_string().contains(&record_bytes.to_string()), "{error}");
     }
-    Communicator::in_process(0, &secret(), &options()).unwrap_err();
+    for ranks in [0, 1025, usize::MAX] {
+        Communicator::in_process(ranks, &secret(), &options()).unwrap_err();
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use ringseal::channel::{Crypto, GroupSecret, KeyLength};
 use ringseal::collective::{Algorithm, Partition, Request, reference};
 use ringseal::cuda::{
-    Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, Kernel, KeystreamAhead, Launch, LaunchForm,
-    Module, RankBuffers, Stream,
+    Collectives, Device, DeviceBuffer, GpuGroup, GpuOptions, Graph, Kernel, KeystreamAhead, Launch,
+    LaunchForm, Module, RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
 
@@ -132,6 +132,13 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
         graph(from_ref(gpu), AES128, Algorithm::RelayRing, SUMS)?;
         graph(from_ref(gpu), AES128, Algorithm::RelayRing, Request::Broadcast { root: 2 })
     }),
+    ("ring::graphs_of_an_earlier_session_are_refused", |gpu| {
+        [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange, Algorithm::Direct, Algorithm::Tree]
+            .into_iter()
+            .try_for_each(|algorithm| graph_of_an_earlier_session(from_ref(gpu), algorithm))
+    }),
+    ("ring::a_graph_that_begins_an_epoch_is_refused", graph_that_begins_an_epoch),
+    ("ring::timeouts_of_any_length", timeouts_of_any_length),
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
     ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
     ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
@@ -362,6 +369,26 @@ impl Ranks {
     }
 
     /// Does one collective that must succeed: each rank gets its part of the vector that is expected.
+    /// The case recorded on all ranks' streams, to be launched on the first. The buffers must live as long.
+    fn captured(&mut self, case: &Case) -> Result<Graph, Failure> {
+        let Self { group, streams, inputs, outputs, .. } = self;
+        let buffers: Vec<_> = inputs
+            .iter()
+            .zip(&*outputs)
+            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+            .collect();
+        let all: Vec<_> = streams.iter().collect();
+        streams[0].capture(|first| {
+            let fork = first.record()?;
+            all[1..].iter().try_for_each(|stream| stream.wait(&fork))?;
+            // SAFETY: recorded, not run; the buffers live as long as the graph.
+            let recorded = unsafe { group.run(case.request, &buffers, case.count, case.dtype, &all) };
+            // Also after an error: a capture ends where it began.
+            all[1..].iter().try_for_each(|stream| first.wait(&stream.record()?))?;
+            recorded
+        })
+    }
+
     fn succeeds(&mut self, case: &Case, expected: &[u8]) -> Outcome {
         self.start(case)?;
         self.wait()?;
@@ -985,20 +1012,7 @@ fn graph_launched(
         Ranks::new(&places(gpus, count), GpuOptions { algorithm, launch, ..options(crypto, bytes) })?;
     let expected = ranks.expected(&case)?;
     ranks.succeeds(&case, &expected)?;
-    let Ranks { group, streams, inputs, outputs, .. } = &mut ranks;
-    let buffers: Vec<_> = inputs
-        .iter()
-        .zip(&*outputs)
-        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
-        .collect();
-    let all: Vec<_> = streams.iter().collect();
-    let mut graph = streams[0].capture(|first| {
-        let fork = first.record()?;
-        all[1..].iter().try_for_each(|stream| stream.wait(&fork))?;
-        // SAFETY: recorded, not run; the buffers live as long as the graph.
-        unsafe { group.run(case.request, &buffers, case.count, case.dtype, &all)? };
-        all[1..].iter().try_for_each(|stream| first.wait(&stream.record()?))
-    })?;
+    let mut graph = ranks.captured(&case)?;
     for _ in 0..3 {
         for (rank, vector) in ranks.vectors.iter_mut().enumerate() {
             *vector = random_bytes(vector.len())?;
@@ -1014,6 +1028,81 @@ fn graph_launched(
         for (rank, result) in ranks.results(&case)?.into_iter().enumerate() {
             ensure!(result == expected[case.wanted(rank, count)], "replayed, rank {rank} has another result");
         }
+        ranks.succeeds(&case, &expected)?;
+    }
+    Ok(())
+}
+
+/// A graph carries its session's keys, and a new session begins its numbers again: replayed, it would seal under nonces that its
+/// keys have had.
+fn graph_of_an_earlier_session(gpus: &[Device], algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 18;
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+    let count = if algorithm == Algorithm::Exchange { 2 } else { 3 };
+    let options = GpuOptions { algorithm, ..options(AES128, bytes) };
+    let mut ranks = Ranks::new(&places(gpus, count), options)?;
+    let expected = ranks.expected(&case)?;
+    ranks.succeeds(&case, &expected)?;
+    let mut graph = ranks.captured(&case)?;
+    // SAFETY: the buffers and the group are alive.
+    unsafe { graph.launch(&ranks.streams[0])? };
+    ranks.wait()?;
+    ranks.group.outcome()?;
+    for _ in 0..2 {
+        ranks.group.rekey()?;
+        // SAFETY: as above.
+        unsafe { graph.launch(&ranks.streams[0])? };
+        ranks.wait()?;
+        let outcome = ranks.group.outcome();
+        ensure!(
+            matches!(outcome, Err(Failure::KeyExhausted { .. })),
+            "an earlier session's graph: {outcome:?}"
+        );
+    }
+    ranks.group.rekey()?;
+    ranks.succeeds(&case, &expected)
+}
+
+/// The keys of the epoch after are made on the stream after an epoch's first collective: recorded, they wouldn't be made in time.
+fn graph_that_begins_an_epoch(gpu: &Device) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 18;
+    let options = GpuOptions { key_bytes: 3 * bytes as u64, ..options(AES256, bytes) };
+    let mut ranks = Ranks::new(&places(from_ref(gpu), 2), options)?;
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+    let expected = ranks.expected(&case)?;
+    // What a first collective allocates can't be allocated while a stream is captured.
+    ranks.succeeds(&case, &expected)?;
+    let mut refused = 0;
+    for _ in 0..8 {
+        match ranks.captured(&case) {
+            Ok(_) => {}
+            Err(Failure::InvalidArgument(_)) => {
+                refused += 1;
+                ranks.succeeds(&case, &expected)?;
+                // Of the epoch that has begun now.
+                let mut graph = ranks.captured(&case)?;
+                // SAFETY: the buffers and the group are alive.
+                unsafe { graph.launch(&ranks.streams[0])? };
+                ranks.wait()?;
+                ranks.group.outcome()?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ensure!(refused != 0, "no epoch ended");
+    Ok(())
+}
+
+/// Longer than a kernel can count.
+fn timeouts_of_any_length(gpu: &Device) -> Outcome {
+    for timeout in [Duration::MAX, Duration::from_millis(u64::MAX), Duration::from_secs(17_000_000_000)] {
+        let _alone = alone();
+        let options = GpuOptions { timeout, ..options(AES128, 1 << 14) };
+        let mut ranks = Ranks::new(&places(from_ref(gpu), 2), options)?;
+        let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, 1 << 12);
+        let expected = ranks.expected(&case)?;
         ranks.succeeds(&case, &expected)?;
     }
     Ok(())
