@@ -36,6 +36,7 @@ const LARGE: &[&str] = &[
     "gcm::published_vectors",
     "nccl::",
     "module::the_jit_cache_may_be_disabled_or_unwritable",
+    "probe::",
     "processes::",
     "ring::aes256_ends_at_the_deadline",
     "ring::changed_bytes",
