@@ -726,7 +726,8 @@ ringseal_status ringseal_gpu_communicator_close(struct ringseal_gpu_communicator
 
 /**
  * Queues an all-reduce of `count` elements in device memory on the CUDA stream `stream` (a cudaStream_t or CUstream; NULL
- * is the default stream), and doesn't wait. `input` and `output` may be the same address or apart. When the stream has
+ * is the default stream), and doesn't wait. A rank's collectives run one after another, on whatever streams they are; of a
+ * captured graph's launches the caller must see to that. `input` and `output` may be the same address or apart. When the stream has
  * passed it, ringseal_gpu_outcome() says whether it went well; until that has said so, don't use `output`.
  */
 ringseal_status ringseal_gpu_all_reduce(const struct ringseal_gpu_communicator *communicator,

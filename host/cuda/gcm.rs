@@ -85,7 +85,6 @@ impl GcmKernels {
 /// An AES key expanded for one device's GCM kernels: round keys here, powers of the hash subkey on the device. Zeroized
 /// on drop on both sides, never printed.
 pub struct GcmKey {
-    kernels: Kernels,
     round_keys: Zeroizing<RoundKeys>,
     /// For the masks of tags of messages without a text.
     cipher: BlockCipher,
@@ -93,6 +92,8 @@ pub struct GcmKey {
     ghash: DeviceBuffer,
     powers: DeviceBuffer,
     bits: usize,
+    /// Last, so that the modules go when freeing the buffers has waited for the device.
+    kernels: Kernels,
 }
 
 /// What launches on a message keep in device memory. One launch at a time may use it, so that each stream wants its own.
@@ -104,7 +105,8 @@ impl MessageWorkspace {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn new(stream: &Stream) -> Result<Self> {
-        let mut buffer = DeviceBuffer::new(stream.device(), size_of::<Workspace>())?;
+        // Sums of a message's parts stay there, unmasked: with the ciphertext they tell the hash subkey.
+        let mut buffer = DeviceBuffer::secret(stream.device(), size_of::<Workspace>())?;
         buffer.fill(0, stream)?;
         Ok(Self(buffer))
     }

@@ -262,9 +262,11 @@ impl Keystream {
         let mut taken = Vec::with_capacity(2);
         let outcome = (|| {
             let mut side = |side: Option<ChunkSide>| self.side(chunk.sequence, side, &mut taken);
-            let sides = [side(key_in)?, side(key_out)?];
+            let mut sides = [side(key_in)?, side(key_out)?];
             // SAFETY: the caller's.
-            unsafe { self.launch(work, chunk, memory, sides, stream) }
+            let launched = unsafe { self.launch(work, chunk, memory, &sides, stream) };
+            sides.iter_mut().for_each(|side| side.key.round_keys.zeroize());
+            launched
         })();
         // Keystream may be in use from here on, whatever the outcome. What can't be waited for is never used again.
         let end = stream.record()?;
@@ -346,7 +348,7 @@ impl Keystream {
         work: ChunkWork,
         chunk: &Chunk,
         memory: &ChunkMemory,
-        [opens, seals]: [PaddedSide; 2],
+        &[opens, seals]: &[PaddedSide; 2],
         stream: &Stream,
     ) -> Result<()> {
         if let Some(latest) = &self.latest {

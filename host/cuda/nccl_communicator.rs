@@ -326,6 +326,7 @@ impl Collectives for NcclCommunicator {
         }
         let ready = self.rank.prepare(request, count, dtype)?;
         self.rank.affords(&ready)?;
+        stream.wait(&self.done)?;
         if self.pending == 0 {
             stream.mark(&self.begun)?;
         }

@@ -21,8 +21,9 @@ use super::ahead::{Ahead, KeystreamAhead, TakenPads};
 use super::collectives::no_keystream;
 use super::mesh_plan::Destination;
 use super::rank_keystream::{Longest, RankKeystream, sides};
-use super::ring_keys::{PresentKeys, RankKeys};
+use super::ring_keys::RankKeys;
 use super::ring_plan::{Part, Plan};
+use super::stream::Event;
 use super::{Device, DeviceBuffer, GpuOptions, Kernel, Launch, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::{AssociatedData, Crypto, GroupSecret, KeyLength, NO_OP, Root, Terms, VERSION};
 use crate::collective::{Algorithm, Bootstrap, Collective, Request, agree};
@@ -212,6 +213,8 @@ pub(super) struct GpuRank {
     keys: Option<RankKeys>,
     /// Whether the collective that is being launched begins an epoch of keys.
     entered: bool,
+    /// After the latest collective.
+    latest: Event,
     /// Which session with keys this is: see [`device_epoch`](Self::device_epoch).
     session: u64,
     /// For set-up and failures; collectives run on the caller's stream.
@@ -384,6 +387,14 @@ impl GpuRank {
             inbox_half = inbox_half.max(messages * message_stride(longest) as u64);
             signals_half = signals_half.max(messages * records as u64);
         }
+        // The sealed kernels count an inbox's quads in 32 bits.
+        if options.crypto != Crypto::None && 2 * inbox_half > 1 << 36 {
+            return Err(Error::InvalidArgument(format!(
+                "vectors of {} bytes among {ranks} ranks need inboxes of {} bytes; sealed ones have at most 2^36: lower max_bytes",
+                options.max_bytes,
+                2 * inbox_half
+            )));
+        }
         let shared_zeros = |bytes: u64| {
             let mut buffer = DeviceBuffer::shareable(device, bytes as usize)?;
             buffer.fill(0, &stream)?;
@@ -415,6 +426,7 @@ impl GpuRank {
             },
             keys: None,
             entered: false,
+            latest: Event::untimed(device)?,
             session: 0,
             stream,
             poisoned: true,
@@ -617,13 +629,19 @@ impl GpuRank {
         };
         let reduction = reduction(dtype_code as u32, op as u32);
         let calls = ready.calls();
+        // Collectives come one after another whatever their streams: two at once would have the same number, and so the same
+        // nonces. An event outside of a capture can't be waited for inside.
+        let captured = stream.is_capturing()?;
+        if part.is_first(&plan) && !captured {
+            stream.wait(&self.latest)?;
+        }
         let (given, wanted) = (plan.given(self.rank), plan.wanted(self.rank));
         // Not looked at, but counted from.
         let unused = matches!(request, Request::Broadcast { root } if root != self.rank);
         let input = if unused { buffers.output } else { buffers.input };
         // Once for all launches.
         if let (Some(keys), true) = (&mut self.keys, part.is_first(&plan)) {
-            if keys.enters(calls) && stream.is_capturing()? {
+            if keys.enters(calls) && captured {
                 return Err(Error::InvalidArgument(
                     "the stream is being captured, and this collective begins a new epoch of keys, after which the next one's \
                      are made on the stream, at once: let a collective of this length run before the capture"
@@ -685,8 +703,15 @@ impl GpuRank {
             awaits_others: plan.may_run_ahead() as u32,
             reserved: 0,
         });
-        // Of a ring's rank several blocks may share a record, each of which takes some of the steps.
-        let sharers = if mesh.is_some() { 1 } else { step_count.max(1) };
+        // Of a ring's rank several blocks may share a record, each of which takes some of the steps. Not where a step's result lies
+        // where another reads: only honest neighbours' records come in an order that keeps the two apart, and by the time a forged
+        // one is refused, another block might have sealed what it left there.
+        let overwrites = params.input == params.output && plan.collective == Collective::AllReduce;
+        let sharers = match mesh {
+            Some(_) => 1,
+            None if self.keys.is_some() && overwrites => 1,
+            None => step_count.max(1),
+        };
         let blocks = self.blocks.min(sharers.saturating_mul(records.max(1) as u32));
         let launch = Launch { blocks, threads: THREADS };
         let common = is_common(reduction);
@@ -708,9 +733,15 @@ impl GpuRank {
                 unsafe { kernel.launch(launch, stream, &params) }
             }
             (Some(keys), None) => {
-                let PresentKeys { own, predecessor, senders } = keys.present();
-                let call = session_call(keys);
-                let mut params = SealedRingParams { ring: params, own, predecessor, call, senders };
+                let present = keys.present();
+                let mut params = SealedRingParams {
+                    ring: params,
+                    own: present.own,
+                    predecessor: present.predecessor,
+                    call: session_call(keys),
+                    senders: present.senders,
+                };
+                drop(present);
                 // SAFETY: as above.
                 let result =
                     unsafe { self.launch_sealed(&params, common, &plan, keystream.as_ref(), launch, stream) };
@@ -726,6 +757,10 @@ impl GpuRank {
                 result.and_then(|()| keys.prepare_next(stream))
             }
             _ => result,
+        };
+        let result = match part.is_last() && !captured {
+            true => result.and(stream.mark(&self.latest)),
+            false => result,
         };
         self.poisoned |= result.is_err();
         result

@@ -110,6 +110,15 @@ pub struct GpuGroup {
     order: Option<Order>,
 }
 
+impl Drop for GpuGroup {
+    /// After a failure a rank's kernel may still write to another's memory, which must not be freed before.
+    fn drop(&mut self) {
+        for rank in &self.ranks {
+            let _ = rank.device().synchronize();
+        }
+    }
+}
+
 /// The events that order launches of single steps.
 #[derive(Debug)]
 struct Order {

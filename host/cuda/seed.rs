@@ -180,6 +180,15 @@ pub struct SeedGroup {
     poisoned: bool,
 }
 
+impl Drop for SeedGroup {
+    /// After a failure a rank's copies to another's memory may still be queued, which must not be freed before.
+    fn drop(&mut self) {
+        for rank in &self.ranks {
+            let _ = rank.stream.device().synchronize();
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Rank {
     /// The messages to this rank, a slot each: ciphertext, and from the next multiple of 16 on the tag.
@@ -613,7 +622,8 @@ impl Rank {
             buffer.fill(0, &stream)?;
             Ok::<_, Error>(buffer)
         };
-        let private = |needed: bool| DeviceBuffer::new(device, if needed { slot_bytes } else { 0 });
+        // What is opened and reduced is wiped before it is freed.
+        let private = |needed: bool| DeviceBuffer::secret(device, if needed { slot_bytes } else { 0 });
         let left = Event::untimed(device)?;
         stream.mark(&left)?;
         Ok(Self {

@@ -302,7 +302,8 @@ class GpuCommunicator:
     :class:`Communicator` otherwise.
 
     The collectives' addresses are device addresses, such as ``tensor.data_ptr()``. They queue on the CUDA stream ``stream``
-    and don't wait: wait for the stream and ask :meth:`outcome` before a result is used. ``count`` is that of the whole
+    and don't wait: wait for the stream and ask :meth:`outcome` before a result is used. A rank's collectives run one after
+    another, on whatever streams they are; of a captured graph's launches the caller must see to that. ``count`` is that of the whole
     vector. In place, a chunk lies where the whole vector has it; otherwise source and target lie apart.
 
     With ``transport`` "peer" the processes are of one machine, each with a GPU or a share of one. With "nccl" they are on any

@@ -138,7 +138,20 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
             .try_for_each(|algorithm| graph_of_an_earlier_session(from_ref(gpu), algorithm))
     }),
     ("ring::a_graph_that_begins_an_epoch_is_refused", graph_that_begins_an_epoch),
+    ("ring::streams_may_take_turns", |gpu| {
+        [Algorithm::Ring, Algorithm::RelayRing, Algorithm::Exchange, Algorithm::Direct]
+            .into_iter()
+            .try_for_each(|algorithm| streams_in_turn(gpu, algorithm))
+    }),
     ("ring::timeouts_of_any_length", timeouts_of_any_length),
+    ("ring::inboxes_that_kernels_cannot_count_are_refused", |gpu| {
+        let _alone = alone();
+        let options = GpuOptions { algorithm: Algorithm::Exchange, ..options(AES128, 5 << 30) };
+        match GpuGroup::new(&places(from_ref(gpu), 8), image(gpu)?, &GroupSecret::random()?, options) {
+            Err(Failure::InvalidArgument(text)) if text.contains("2^36") => Ok(()),
+            other => Err(format!("70 GiB of inbox gave {other:?}").into()),
+        }
+    }),
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
     ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
     ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
@@ -1093,6 +1106,35 @@ fn graph_that_begins_an_epoch(gpu: &Device) -> Outcome {
     }
     ensure!(refused != 0, "no epoch ended");
     Ok(())
+}
+
+/// Collectives of a rank that are queued on two streams in turn, and small enough to run at once, have numbers of their own all
+/// the same.
+fn streams_in_turn(gpu: &Device, algorithm: Algorithm) -> Outcome {
+    let _alone = alone();
+    let bytes = 1 << 13;
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
+    let count = if algorithm == Algorithm::Exchange { 2 } else { 3 };
+    let options = GpuOptions { algorithm, sm_budget: Some(4), ..options(AES128, bytes) };
+    let mut ranks = Ranks::new(&places(from_ref(gpu), count), options)?;
+    let expected = ranks.expected(&case)?;
+    ranks.succeeds(&case, &expected)?;
+    let others: Vec<Stream> = (0..count).map(|_| Stream::new(gpu)).collect::<Result<_, _>>()?;
+    let buffers: Vec<_> = ranks
+        .inputs
+        .iter()
+        .zip(&ranks.outputs)
+        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+        .collect();
+    for turn in 0..50 {
+        let streams: Vec<_> = if turn % 2 == 0 { &others } else { &ranks.streams }.iter().collect();
+        // SAFETY: the buffers live until the waits below; all collectives give the same.
+        unsafe { ranks.group.run(case.request, &buffers, case.count, case.dtype, &streams)? };
+    }
+    others.iter().try_for_each(Stream::synchronize)?;
+    ranks.wait()?;
+    ranks.group.outcome()?;
+    ranks.succeeds(&case, &expected)
 }
 
 /// Longer than a kernel can count.
