@@ -84,7 +84,10 @@ macro_rules! integers {
                 let values = column.iter().map(|&value| value as Self);
                 match op {
                     ReduceOp::Sum => values.fold(0, Self::wrapping_add),
-                    ReduceOp::Avg => values.fold(0, Self::wrapping_add) / column.len() as Self,
+                    // The number of ranks may not fit in the type.
+                    ReduceOp::Avg => {
+                        (values.fold(0, Self::wrapping_add) as i128 / column.len() as i128) as Self
+                    }
                     ReduceOp::Min => values.min().unwrap_or(0),
                     ReduceOp::Max => values.max().unwrap_or(0),
                     ReduceOp::Prod => values.fold(1, Self::wrapping_mul),
@@ -171,6 +174,14 @@ mod tests {
             assert_eq!(product, value(&sample.expected));
             assert!(product.is_finite() && product != f16::ZERO);
         }
+    }
+
+    #[test]
+    fn averages_are_of_more_ranks_than_a_byte_counts() {
+        assert_eq!(u8::reduced(&[1; 256], ReduceOp::Avg), 0, "256 is 0 in a byte, and its 256th is 0");
+        assert_eq!(i8::reduced(&[-1; 255], ReduceOp::Avg), 0, "-255 is 1 in a byte");
+        assert_eq!(i8::reduced(&[1; 200], ReduceOp::Avg), 0, "200 is -56 in a byte");
+        assert_eq!(i32::reduced(&[-3; 256], ReduceOp::Avg), -3);
     }
 
     #[test]

@@ -17,7 +17,7 @@ class Aead:
     def __init__(self, key: bytes, backend: str = "cpu") -> None:
         """Expands ``key``. ``backend`` is "cpu", "cuda", "emulated" or "auto"."""
         self._handle = ctypes.c_void_p()
-        call("ringseal_aead_create", bytes(key), len(key), backend.encode(), ctypes.byref(self._handle))
+        call("ringseal_aead_create", bytes(memoryview(key)), len(key), backend.encode(), ctypes.byref(self._handle))
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -25,7 +25,7 @@ class Aead:
 
     def seal(self, nonce: bytes, data: bytes, aad: bytes = b"") -> tuple[bytes, bytes]:
         """Encrypts ``data``: its ciphertext, of the same length, and the 16-byte tag."""
-        data = bytes(data)
+        data = bytes(memoryview(data))
         out, tag = ctypes.create_string_buffer(max(len(data), 1)), ctypes.create_string_buffer(TAG_BYTES)
         call("ringseal_seal", self._handle, nonce, len(nonce), aad, len(aad), data, out, len(data), tag)
         return out.raw[: len(data)], tag.raw
@@ -35,7 +35,7 @@ class Aead:
 
         Raises :class:`ringseal.AuthenticationError` if the tag does not verify.
         """
-        data = bytes(data)
+        data = bytes(memoryview(data))
         out = ctypes.create_string_buffer(max(len(data), 1))
         call(
             "ringseal_open", self._handle, nonce, len(nonce), aad, len(aad), data, out, len(data), tag, len(tag)

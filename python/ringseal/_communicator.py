@@ -119,7 +119,8 @@ def _milliseconds(seconds: float) -> int:
 
 def check_secret(secret: bytes) -> bytes:
     """The secret, which has the length of one."""
-    secret = bytes(secret)
+    # Not of an integer, of which bytes() would make as many zeros.
+    secret = bytes(memoryview(secret))
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a group secret has {SECRET_BYTES} bytes, not {len(secret)}")
     return secret
@@ -240,6 +241,8 @@ class Communicator:
 
     def chunk(self, count: int) -> slice:
         """Which elements of a vector of ``count`` are this rank's in a reduce-scatter and an all-gather."""
+        if count < 0:
+            raise ValueError(f"a vector of {count} elements")
         begin, end = ctypes.c_size_t(), ctypes.c_size_t()
         call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
         return slice(begin.value, end.value)
@@ -402,6 +405,8 @@ class GpuCommunicator:
 
     def chunk(self, count: int) -> slice:
         """Which elements of a vector of ``count`` are this rank's in a reduce-scatter and an all-gather."""
+        if count < 0:
+            raise ValueError(f"a vector of {count} elements")
         begin, end = ctypes.c_size_t(), ctypes.c_size_t()
         call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
         return slice(begin.value, end.value)

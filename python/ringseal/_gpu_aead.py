@@ -38,7 +38,7 @@ class GpuAead:
         Raises :class:`ringseal.UnsupportedError` without a usable GPU of compute capability 8.0.
         """
         self._handle = ctypes.c_void_p()
-        call("ringseal_gpu_aead_create", bytes(key), len(key), device, ctypes.byref(self._handle))
+        call("ringseal_gpu_aead_create", bytes(memoryview(key)), len(key), device, ctypes.byref(self._handle))
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", None), None

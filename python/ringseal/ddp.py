@@ -13,6 +13,7 @@ they are copied to host memory and back and sealed by the CPU. Both happen on a 
 
 # No postponed annotations: DDP compares those of a hook with its own types.
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -80,6 +81,8 @@ class SealedState:
             raise ValueError("keystream is made ahead of time by GPUs: give a device")
         if (transport, node_ranks, sm_budget) != ("peer", None, None) and device is None:
             raise ValueError("transport, node_ranks and sm_budget are of GPUs: give a device")
+        if device is not None:
+            device = _gpu(device)
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
 
         def gather(message: bytes, _timeout: float) -> list[bytes]:
@@ -95,13 +98,14 @@ class SealedState:
         self._device, self._max_bytes = device, max_bytes
         if device is not None:
             self._gpu = GpuCommunicator(
-                secret, rank, ranks, gather, device=device.index or 0, max_bytes=max_bytes,
+                secret, rank, ranks, gather, device=device.index, max_bytes=max_bytes,
                 protection=protection, schedule=schedule, timeout=timeout, keystream=keystream,
                 transport=transport, node_ranks=node_ranks, sm_budget=sm_budget,
             )
             if keystream is not None:
                 self._foresight = Foresight(self._gpu, max_bytes)
         self._sequence = 0
+        self._closed = self._poisoned = False
         self._staging: dict[torch.dtype, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -126,15 +130,18 @@ class SealedState:
     @property
     def poisoned(self) -> bool:
         """Whether a collective has failed. Call :meth:`rekey` on all ranks before the next one."""
-        return self._communicator.poisoned or (self._gpu is not None and self._gpu.poisoned)
+        return self._poisoned
 
     def rekey(self) -> None:
         """Starts a new session with new keys, together with all other ranks, after what was asked for before."""
 
         def work() -> None:
-            self._communicator.rekey()
-            if self._gpu is not None:
-                self._gpu.rekey()
+            try:
+                self._communicator.rekey()
+                if self._gpu is not None:
+                    self._gpu.rekey()
+            finally:
+                self._note()
 
         self._in_order(work)
 
@@ -147,18 +154,38 @@ class SealedState:
         return sum(misses)
 
     def _in_order(self, work: Callable[[], None]) -> None:
-        """Does ``work`` after what was asked for before, and waits for it."""
+        """Does ``work`` after what was asked for before, with the caller's GPU as the current one, and waits for it."""
+        self._check_open()
         outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._work.put(lambda: outcomes.put(_outcome(work)))
+        # A thread has a current GPU of its own, and a process group of NCCL's gathers on that.
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+        def there() -> None:
+            with contextlib.nullcontext() if device is None else torch.cuda.device(device):
+                work()
+
+        self._work.put(lambda: outcomes.put(_outcome(there)))
         _raise(outcomes.get())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the state was closed: it can't be used any more")
+
+    def _note(self) -> None:
+        """Notes whether a collective has failed: only the thread that does them may ask the communicators."""
+        self._poisoned = self._communicator.poisoned or (self._gpu is not None and self._gpu.poisoned)
 
     def close(self) -> None:
         """Waits for what was asked for, then leaves the group. The state can't be used any more."""
-        if self._thread.is_alive():
-            self._work.put(None)
-            self._thread.join()
+        if self._closed:
+            return
+        self._closed = True
+        self._work.put(None)
+        self._thread.join()
+        try:
             if self._gpu is not None:
                 self._gpu.close()
+        finally:
             self._communicator.close()
 
     def _run(self) -> None:
@@ -179,6 +206,7 @@ class SealedState:
         it makes the current stream wait. ``gpu_op`` says that it is an all-reduce, which a GPU can do, and of what kind;
         ``ends_iteration``, unless None, that it comes again in each iteration, and whether as the last.
         """
+        self._check_open()
         for tensor in (source, target):
             if not tensor.is_contiguous() or tensor.device != source.device:
                 raise ValueError("collectives need contiguous tensors on one device")
@@ -195,6 +223,7 @@ class SealedState:
 
         def work() -> None:
             errors.append(_outcome(lambda: exchange(self._communicator, source, target)))
+            _outcome(self._note)
             future.set_result(target)
 
         self._work.put(work)
@@ -245,8 +274,10 @@ class SealedState:
         on_gpu = gpu_op is not None and self._gpu is not None and device == self._device
 
         def work() -> None:
-            with torch.cuda.device(device), torch.cuda.stream(side):
+            # Whether gradients are recorded is a thread's own matter, and by default they are.
+            with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(side):
                 errors.append(_outcome(by_gpu if on_gpu else through_host))
+                _outcome(self._note)
                 # Marks the side stream's end: who takes the value waits for it.
                 future.set_result(target)
                 if on_gpu and ends_iteration is not None:
@@ -274,6 +305,14 @@ class SealedState:
         if kept is None or kept.numel() < count:
             kept = self._staging[dtype] = torch.empty(count, dtype=dtype, pin_memory=True)
         return kept
+
+
+def _gpu(device: torch.device) -> torch.device:
+    """A GPU by its number, which tensors on it have in their device."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(f"device is the GPU that reduces gradients, not {device}")
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def _outcome(work: Callable[[], None]) -> BaseException | None:

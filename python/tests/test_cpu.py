@@ -176,6 +176,18 @@ def test_a_process_with_another_secret_is_no_member():
     assert [outcome[1] for outcome in outcomes] == ["HandshakeError"] * 2
 
 
+def test_integers_are_no_secrets_keys_or_texts():
+    for wrong in (
+        lambda: ringseal.Communicator.group(2, secret=32),
+        lambda: ringseal.Aead(32),
+        lambda: ringseal.Aead(bytes(32)).seal(bytes(12), 5),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ValueError, match="-1 elements"):
+        ringseal.Communicator.group(1)[0].chunk(-1)
+
+
 def test_what_a_gather_function_raises_is_the_cause():
     def gather(message, timeout):
         raise RuntimeError("no store")

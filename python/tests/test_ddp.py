@@ -119,7 +119,14 @@ def an_iteration_ends_with_its_last_bucket(rank, device):
     for options in ({"transport": "nccl"}, {"node_ranks": 2}, {"sm_budget": 16}):
         with pytest.raises(ValueError, match="give a device"):
             SealedState(SECRET, **options)
+    with pytest.raises(ValueError, match="not cpu"):
+        SealedState(SECRET, device=torch.device("cpu"))
     state.close()
+    state.close()
+    for use in (state.rekey, lambda: collective(torch.ones(1), torch.ones(1), None)):
+        with pytest.raises(RuntimeError, match="was closed"):
+            use()
+    assert not state.poisoned
 
 
 def keystream_ahead(rank, device):

@@ -287,14 +287,20 @@ impl Setup {
         };
         let algorithm = match choice {
             Choice::Auto if self.calibrates() => "auto".into(),
-            Choice::Auto if home.ends_with("cuda") => match membership.as_ref().and_then(|m| m.node_ranks) {
-                None => self.gpu_algorithm().name().into(),
-                Some(node_ranks) => format!(
-                    "{} inside and {} between",
-                    self.algorithm_of(node_ranks).name(),
-                    self.algorithm_of(ranks / node_ranks).name()
-                ),
-            },
+            Choice::Auto if matches!(self.home, Home::Gpus(_)) => {
+                match membership.as_ref().and_then(|m| m.node_ranks) {
+                    None => self.gpu_algorithm().name().into(),
+                    Some(node_ranks) => format!(
+                        "{} inside and {} between",
+                        self.algorithm_of(node_ranks).name(),
+                        self.algorithm_of(ranks / node_ranks).name()
+                    ),
+                }
+            }
+            // Nodes take one algorithm for vectors of all lengths.
+            Choice::Auto if membership.as_ref().is_some_and(|m| m.node_ranks.is_some()) => {
+                Options::default().algorithm.name().into()
+            }
             Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
             Choice::Always(algorithm) => algorithm.name().into(),
         };
@@ -318,7 +324,11 @@ impl Setup {
         let defaults = Options::default();
         let record_bytes = self.record_bytes.unwrap_or(defaults.record_bytes);
         let timeout = self.membership.as_ref().map_or(TIMEOUT, |member| member.timeout);
-        Options { crypto: self.crypto, backend, record_bytes, timeout, ..defaults }
+        let algorithm = match self.choice {
+            Choice::Always(algorithm) => algorithm,
+            Choice::Auto => defaults.algorithm,
+        };
+        Options { algorithm, crypto: self.crypto, backend, record_bytes, timeout, ..defaults }
     }
 
     fn seed_options(&self, chains: Option<u32>, max_bytes: usize) -> SeedOptions {
