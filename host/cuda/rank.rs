@@ -629,6 +629,8 @@ impl GpuRank {
         };
         let reduction = reduction(dtype_code as u32, op as u32);
         let calls = ready.calls();
+        // Once, and not again for each call of the driver's below.
+        let _current = self.stream.device().bind()?;
         // Collectives come one after another whatever their streams: two at once would have the same number, and so the same
         // nonces. An event outside of a capture can't be waited for inside.
         let captured = stream.is_capturing()?;
