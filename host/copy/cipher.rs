@@ -26,13 +26,6 @@ enum Cipher {
     RustCrypto(Aead),
 }
 
-/// What a message is sealed under, and with.
-#[derive(Clone, Copy)]
-pub(super) struct Envelope<'a> {
-    pub(super) nonce: &'a [u8; NONCE_BYTES],
-    pub(super) aad: &'a [u8],
-}
-
 impl HostCipher {
     /// Expands a key for the fastest that the processor can do.
     ///
@@ -74,20 +67,21 @@ impl HostCipher {
     pub(super) unsafe fn seal_into(
         &self,
         staged: *mut u8,
-        envelope: Envelope<'_>,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
         text: &[u8],
         scratch: &mut Vec<u8>,
     ) -> Result<Tag> {
-        check_lengths(text, envelope.aad)?;
         #[cfg(target_arch = "x86_64")]
         if let Cipher::OnePass(cipher) = &self.0 {
+            check_lengths(text, aad)?;
             let route = Route { from: text.as_ptr(), to: staged, bytes: text.len() };
             // SAFETY: the caller's.
-            return Ok(unsafe { cipher.seal(envelope.nonce, envelope.aad, route) });
+            return Ok(unsafe { cipher.seal(nonce, aad, route) });
         }
         scratch.resize(text.len(), 0);
         fetch(scratch, text);
-        let tag = self.seal(envelope.nonce, envelope.aad, scratch)?;
+        let tag = self.seal(nonce, aad, scratch)?;
         // SAFETY: the caller's.
         unsafe { staged.copy_from_nonoverlapping(scratch.as_ptr(), scratch.len()) };
         Ok(tag)
@@ -104,21 +98,22 @@ impl HostCipher {
     pub(super) unsafe fn open_from(
         &self,
         staged: *const u8,
-        envelope: Envelope<'_>,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
         tag: &Tag,
         text: &mut [u8],
     ) -> Result<()> {
-        check_lengths(text, envelope.aad)?;
         #[cfg(target_arch = "x86_64")]
         if let Cipher::OnePass(cipher) = &self.0 {
+            check_lengths(text, aad)?;
             let route = Route { from: staged, to: text.as_mut_ptr(), bytes: text.len() };
             // SAFETY: the caller's.
-            let wanted = unsafe { cipher.open(envelope.nonce, envelope.aad, route) };
+            let wanted = unsafe { cipher.open(nonce, aad, route) };
             return verified(&wanted, tag, text);
         }
         // SAFETY: the caller's.
         unsafe { staged.copy_to_nonoverlapping(text.as_mut_ptr(), text.len()) };
-        self.open(envelope.nonce, envelope.aad, text, tag)
+        self.open(nonce, aad, text, tag)
     }
 
     /// Seals `data` in place and returns the tag.

@@ -21,9 +21,9 @@
 //! # What is trusted
 //!
 //! Staging memory and the bus are not: the host writes only ciphertext to staging and never reads it again, and reads each byte
-//! that it opens once, so that what is verified is what is decrypted. What tells the kernels where records lie, with the tags that they compare, and
-//! their verdicts go by the driver's own copies from and to ordinary memory, as kernel parameters do; on a confidential GPU
-//! the driver encrypts these.
+//! that it opens once, so that what is verified is what is decrypted. What tells the kernels where records lie, with the tags
+//! that they compare, and their verdicts go by the driver's own copies from and to ordinary memory, as kernel parameters do; on
+//! a confidential GPU the driver encrypts these.
 
 mod cipher;
 mod keys;
@@ -37,6 +37,7 @@ mod tests;
 
 use std::num::NonZeroUsize;
 
+use crate::aead::TAG_BYTES;
 #[cfg(doc)]
 use crate::channel::{self, AssociatedData};
 use crate::channel::{KeyLength, volume};
@@ -47,8 +48,6 @@ pub(crate) use keys::{Call, Keys};
 pub(crate) use notes::Notes;
 pub(crate) use pipeline::{Far, Shape, Tap, receive, send};
 pub use rehearsal::Rehearsal;
-
-const TAG_BYTES: usize = size_of::<crate::aead::Tag>();
 
 /// Stands in the additional data where a collective has its code.
 pub const COPY_CODE: u8 = 0x40;

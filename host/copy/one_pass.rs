@@ -27,10 +27,11 @@ const GROUP_BLOCKS: usize = GROUP / BLOCK;
 /// Round keys of AES-256.
 const ROUND_KEYS: usize = 15;
 
-type Group = [__m512i; VECTORS];
 /// How far ahead of what is loaded lines are fetched: a processor's own fetching ahead stops at a page's end, and what has to be
 /// waited for then costs more than AES does. `ringseal copy-bench` shows what it is worth: a third to twice as much.
 const AHEAD: usize = 2048;
+
+type Group = [__m512i; VECTORS];
 
 /// A key, expanded. Zeroized on drop.
 #[repr(C, align(64))]
@@ -64,7 +65,7 @@ const OPEN: bool = false;
 
 impl OnePass {
     /// Whether the processor has the instructions.
-    pub(super) fn is_supported() -> bool {
+    fn is_supported() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("vaes")

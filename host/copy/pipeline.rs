@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use zeroize::Zeroize;
 
-use super::cipher::Envelope;
 use super::{Call, HostCipher};
-use crate::aead::Tag;
+use crate::aead::{TAG_BYTES, Tag};
 use crate::{Error, Result};
 
 /// How a copy is cut up.
@@ -59,7 +58,7 @@ impl Shape {
 
     /// Bytes of a slot.
     pub(crate) const fn slot_bytes(&self) -> usize {
-        self.text_bytes() + 16 * self.piece_records
+        self.text_bytes() + TAG_BYTES * self.piece_records
     }
 
     /// How many pieces are sealed before the first of them is moved: see [`LEFT_ALONE`].
@@ -70,7 +69,7 @@ impl Shape {
     /// Where a record's text and tag lie in its slot.
     pub(crate) const fn places(&self, record: usize) -> (usize, usize) {
         let index = record % self.piece_records;
-        (index * self.record_bytes, self.text_bytes() + 16 * index)
+        (index * self.record_bytes, self.text_bytes() + TAG_BYTES * index)
     }
 }
 
@@ -135,8 +134,7 @@ pub(crate) fn send<F: Far>(
         let (text_at, tag_at) = shape.places(record);
         // SAFETY: inside the slot, which the far side has passed or never used; each record has its own part.
         unsafe {
-            let envelope = Envelope { nonce: &nonce, aad: associated.as_bytes() };
-            let tag = cipher.seal_into(slot.add(text_at), envelope, text, scratch)?;
+            let tag = cipher.seal_into(slot.add(text_at), &nonce, associated.as_bytes(), text, scratch)?;
             slot.add(tag_at).copy_from_nonoverlapping(tag.as_ptr(), tag.len());
         }
         Ok(())
@@ -199,8 +197,7 @@ pub(crate) fn receive<F: Far>(
         // SAFETY: inside the slot, which the far side has filled and leaves alone until its piece is done.
         unsafe {
             slot.add(tag_at).copy_to_nonoverlapping(tag.as_mut_ptr(), tag.len());
-            let envelope = Envelope { nonce: &nonce, aad: associated.as_bytes() };
-            cipher.open_from(slot.add(text_at), envelope, &tag, text)
+            cipher.open_from(slot.add(text_at), &nonce, associated.as_bytes(), &tag, text)
         }
     };
     let mut tap = tap;

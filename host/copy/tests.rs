@@ -358,25 +358,36 @@ fn host_ciphers_agree_through_staging() {
         let mut scratch = vec![7; 3];
         for bytes in lengths() {
             let (shift, associated) = (bytes % 67, data(bytes % 1200));
-            let envelope = cipher::Envelope { nonce: &[bytes as u8; 12], aad: &associated };
+            let nonce = [bytes as u8; 12];
             let mut staging = vec![0xee; shift + bytes + 64];
             // SAFETY: inside the vector.
             let tag = unsafe {
-                fast.seal_into(staging.as_mut_ptr().add(shift), envelope, &data(bytes), &mut scratch).unwrap()
+                fast.seal_into(
+                    staging.as_mut_ptr().add(shift),
+                    &nonce,
+                    &associated,
+                    &data(bytes),
+                    &mut scratch,
+                )
+                .unwrap()
             };
             let mut wanted = data(bytes);
-            assert_eq!(
-                tag,
-                portable.seal(envelope.nonce, &associated, &mut wanted).unwrap(),
-                "{bytes} bytes"
-            );
+            assert_eq!(tag, portable.seal(&nonce, &associated, &mut wanted).unwrap(), "{bytes} bytes");
             assert!(staging[shift..shift + bytes] == wanted, "{bytes} bytes");
             assert!(staging[..shift].iter().chain(&staging[shift + bytes..]).all(|byte| *byte == 0xee));
 
             let mut opened = vec![0xdd; bytes + 1];
             let open = |staging: &[u8], opened: &mut [u8]| {
                 // SAFETY: as above.
-                unsafe { fast.open_from(staging.as_ptr().add(shift), envelope, &tag, &mut opened[..bytes]) }
+                unsafe {
+                    fast.open_from(
+                        staging.as_ptr().add(shift),
+                        &nonce,
+                        &associated,
+                        &tag,
+                        &mut opened[..bytes],
+                    )
+                }
             };
             open(&staging, &mut opened).unwrap();
             assert!(opened[..bytes] == data(bytes) && opened[bytes] == 0xdd, "{bytes} bytes");

@@ -116,12 +116,9 @@ impl DeviceAead {
 
     /// Queues `work` after the launches before it, whatever their streams.
     fn launch(&self, stream: &Stream, work: impl FnOnce(&MessageWorkspace) -> Result<()>) -> Result<()> {
-        if stream.is_capturing()? {
-            return Err(Error::InvalidArgument(
-                "the stream is being captured, and a graph would use the IV again each time it is launched"
-                    .into(),
-            ));
-        }
+        stream.refuse_capture(
+            "the stream is being captured, and a graph would use the IV again each time it is launched",
+        )?;
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         stream.wait(&launches.latest)?;
         work(&launches.workspace)?;

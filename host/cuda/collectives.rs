@@ -10,9 +10,9 @@ use crate::{Dtype, Error, ReduceOp, Result};
 /// [`GpuNodes`](super::GpuNodes)). Buffers and streams are given one for each of these ranks, in their order.
 pub trait Collectives: Send {
     /// Queues a collective on the ranks' streams, and doesn't wait, unless the type says so. All ranks of the group do the same
-    /// ones in the same order, and a rank's run one after another, on whatever streams they are. `count` is of the whole vector, of which [`RankBuffers`] says what part each rank gives and
-    /// gets; its chunks are [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks. Can be captured
-    /// in a graph, if the same collective was done before outside of one on as many elements of as many bytes, and unless
+    /// ones in the same order, and a rank's run one after another, on whatever streams they are. `count` is of the whole vector, of
+    /// which [`RankBuffers`] says what part each rank gives and gets; its chunks are
+    /// [`Partition`](crate::collective::Partition)'s, and its bits those of the CPU's ranks. Can be captured in a graph, if the same collective was done before outside of one on as many elements of as many bytes, and unless
     /// the type says that it can't. A graph has its epoch's keys: when the ranks have gone on to another epoch, or have been
     /// [rekeyed](Self::rekey), it fails on all of them with [`Error::KeyExhausted`], and nothing is sealed. What orders a graph's
     /// launches is the caller's: each must come after the rank's collective before it, and before the one after it.

@@ -164,11 +164,9 @@ impl SealedCopy {
                 "a sealed copy's device address must be a multiple of 16".into(),
             ));
         }
-        if stream.is_capturing()? {
-            return Err(Error::InvalidArgument(
-                "the stream is being captured, and a sealed copy can't be part of a graph: it waits for its end".into(),
-            ));
-        }
+        stream.refuse_capture(
+            "the stream is being captured, and a sealed copy can't be part of a graph: it waits for its end",
+        )?;
         if bytes == 0 {
             return Ok(None);
         }

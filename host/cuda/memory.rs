@@ -226,7 +226,7 @@ impl Drop for HostBuffer {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.bind() {
             // SAFETY: still allocated, and whoever drops it has waited for the device.
-            unsafe { std::slice::from_raw_parts_mut(self.pointer.cast::<u8>(), self.bytes) }.zeroize();
+            unsafe { self.as_mut_slice() }.zeroize();
             // SAFETY: allocated by `new`, freed once.
             let _ = unsafe { sys::cuMemFreeHost(self.pointer) };
         }

@@ -319,11 +319,8 @@ impl Collectives for NcclCommunicator {
         if self.link.is_none() {
             return Err(self.lost());
         }
-        if stream.is_capturing()? {
-            return Err(Error::InvalidArgument(
-                "the stream is being captured: the host takes part in a collective over NCCL".into(),
-            ));
-        }
+        stream
+            .refuse_capture("the stream is being captured: the host takes part in a collective over NCCL")?;
         let ready = self.rank.prepare(request, count, dtype)?;
         self.rank.affords(&ready)?;
         stream.wait(&self.done)?;

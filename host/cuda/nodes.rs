@@ -200,11 +200,8 @@ impl Collectives for GpuNodes {
         if self.is_poisoned() {
             return Err(Error::Poisoned);
         }
-        if stream.is_capturing()? {
-            return Err(Error::InvalidArgument(
-                "the stream is being captured: the host takes part in a collective of nodes".into(),
-            ));
-        }
+        stream
+            .refuse_capture("the stream is being captured: the host takes part in a collective of nodes")?;
         let bytes = vector_bytes(count, dtype, self.inside.options().max_bytes)?;
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.in_three(buffers, count, dtype, op, stream) };

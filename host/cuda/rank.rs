@@ -652,7 +652,7 @@ impl GpuRank {
             }
             self.entered = keys.reserve(calls)?;
         }
-        let keystream = match self.take_keystream(is_common(reduction), &ready, stream) {
+        let keystream = match self.take_keystream(is_common(reduction), &ready, captured) {
             Ok(keystream) => keystream,
             Err(error) => {
                 self.poisoned = true;
@@ -828,14 +828,13 @@ impl GpuRank {
         result
     }
 
-    /// Keystream that is ready for a collective on `stream`, which is counted with its last part.
-    fn take_keystream(&mut self, common: bool, ready: &Ready, stream: &Stream) -> Result<Option<TakenPads>> {
+    /// Keystream that is ready for a collective, which is counted with its last part; none for one that is `captured`.
+    fn take_keystream(&mut self, common: bool, ready: &Ready, captured: bool) -> Result<Option<TakenPads>> {
         let (Some(keys), Some(keystream)) = (&self.keys, &mut self.keystream) else { return Ok(None) };
         let &Ready { ref plan, part, record_bytes, .. } = ready;
         if self.entered && part.is_first(plan) {
             keystream.ahead.enter_epoch(keys.round_keys()?)?;
         }
-        let captured = stream.is_capturing()?;
         let fits = common && plan.collective == Collective::AllReduce && part == Part::Whole;
         let taken = match fits && !captured {
             true => keystream.ahead.take(plan.bytes, record_bytes, &self.steps[plan].sides)?,

@@ -536,11 +536,8 @@ impl Collectives for SeedGroup {
         check_one_each(buffers, streams, ranks)?;
         let bytes = vector_bytes(count, dtype, self.options.max_bytes)?;
         for stream in streams {
-            if stream.is_capturing()? {
-                return Err(Error::InvalidArgument(
-                    "a stream is being captured: a replay would repeat nonces; use GpuGroup".into(),
-                ));
-            }
+            stream
+                .refuse_capture("a stream is being captured: a replay would repeat nonces; use GpuGroup")?;
         }
         if self.sequence >= MAX_SEQUENCE {
             return Err(Error::InvalidArgument("no collective number is left; re-key".into()));

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::check;
-use crate::Result;
+use crate::{Error, Result};
 
 /// A queue of work on a device. Its work runs in order, beside the work of other streams.
 pub struct Stream {
@@ -128,6 +128,14 @@ impl Stream {
         // SAFETY: the stream is alive; the pointer is valid for the write.
         check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// [`Error::InvalidArgument`] with this message where it is being captured.
+    pub(super) fn refuse_capture(&self, message: &str) -> Result<()> {
+        match self.is_capturing()? {
+            true => Err(Error::InvalidArgument(message.into())),
+            false => Ok(()),
+        }
     }
 
     /// Makes the work that follows wait for `event`, which may be of another device's stream.

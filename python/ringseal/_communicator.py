@@ -126,6 +126,14 @@ def check_secret(secret: bytes) -> bytes:
     return secret
 
 
+def _chunk(count: int, ranks: int, rank: int) -> slice:
+    if count < 0:
+        raise ValueError(f"a vector of {count} elements")
+    begin, end = ctypes.c_size_t(), ctypes.c_size_t()
+    call("ringseal_chunk", count, ranks, rank, ctypes.byref(begin), ctypes.byref(end))
+    return slice(begin.value, end.value)
+
+
 class Communicator:
     """One rank of a group that does collectives together.
 
@@ -241,11 +249,7 @@ class Communicator:
 
     def chunk(self, count: int) -> slice:
         """Which elements of a vector of ``count`` are this rank's in a reduce-scatter and an all-gather."""
-        if count < 0:
-            raise ValueError(f"a vector of {count} elements")
-        begin, end = ctypes.c_size_t(), ctypes.c_size_t()
-        call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
-        return slice(begin.value, end.value)
+        return _chunk(count, self._ranks, self._rank)
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", out: np.ndarray | None = None) -> np.ndarray:
         """Reduces ``array`` over all ranks: all get the same bits. ``op`` is "sum", "avg", "min", "max" or "prod".
@@ -405,11 +409,7 @@ class GpuCommunicator:
 
     def chunk(self, count: int) -> slice:
         """Which elements of a vector of ``count`` are this rank's in a reduce-scatter and an all-gather."""
-        if count < 0:
-            raise ValueError(f"a vector of {count} elements")
-        begin, end = ctypes.c_size_t(), ctypes.c_size_t()
-        call("ringseal_chunk", count, self._ranks, self._rank, ctypes.byref(begin), ctypes.byref(end))
-        return slice(begin.value, end.value)
+        return _chunk(count, self._ranks, self._rank)
 
     def make_keystream(self, lengths: Sequence[int]) -> int:
         """Has keystream made for the next collectives, on a stream of low priority, and doesn't wait.

@@ -381,15 +381,18 @@ impl Ranks {
         cpu_result(&self.vectors, case, self.algorithm)
     }
 
-    /// Does one collective that must succeed: each rank gets its part of the vector that is expected.
+    /// All of each rank's memory, to give and to get.
+    fn buffers(&self) -> Vec<RankBuffers> {
+        let pairs = self.inputs.iter().zip(&self.outputs);
+        pairs
+            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
+            .collect()
+    }
+
     /// The case recorded on all ranks' streams, to be launched on the first. The buffers must live as long.
     fn captured(&mut self, case: &Case) -> Result<Graph, Failure> {
-        let Self { group, streams, inputs, outputs, .. } = self;
-        let buffers: Vec<_> = inputs
-            .iter()
-            .zip(&*outputs)
-            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
-            .collect();
+        let buffers = self.buffers();
+        let Self { group, streams, .. } = self;
         let all: Vec<_> = streams.iter().collect();
         streams[0].capture(|first| {
             let fork = first.record()?;
@@ -402,6 +405,7 @@ impl Ranks {
         })
     }
 
+    /// Does one collective that must succeed: each rank gets its part of the vector that is expected.
     fn succeeds(&mut self, case: &Case, expected: &[u8]) -> Outcome {
         self.start(case)?;
         self.wait()?;
@@ -1120,12 +1124,7 @@ fn streams_in_turn(gpu: &Device, algorithm: Algorithm) -> Outcome {
     let expected = ranks.expected(&case)?;
     ranks.succeeds(&case, &expected)?;
     let others: Vec<Stream> = (0..count).map(|_| Stream::new(gpu)).collect::<Result<_, _>>()?;
-    let buffers: Vec<_> = ranks
-        .inputs
-        .iter()
-        .zip(&ranks.outputs)
-        .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
-        .collect();
+    let buffers = ranks.buffers();
     for turn in 0..50 {
         let streams: Vec<_> = if turn % 2 == 0 { &others } else { &ranks.streams }.iter().collect();
         // SAFETY: the buffers live until the waits below; all collectives give the same.
@@ -1195,12 +1194,7 @@ fn steps_can_be_timed(gpu: &Device) -> Outcome {
         let mut ranks = Ranks::new(&places(from_ref(gpu), count), by_steps(crypto, bytes))?;
         let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, bytes / 4);
         let streams: Vec<_> = ranks.streams.iter().collect();
-        let buffers: Vec<_> = ranks
-            .inputs
-            .iter()
-            .zip(&ranks.outputs)
-            .map(|(input, output)| RankBuffers { input: input.pointer(), output: output.pointer() })
-            .collect();
+        let buffers = ranks.buffers();
         // SAFETY: the buffers hold the vectors; it waits for the streams.
         let times = unsafe { ranks.group.time_steps(SUMS, &buffers, case.count, case.dtype, &streams)? };
         ensure!(times.len() == count, "{times:?}");

@@ -287,21 +287,19 @@ impl Setup {
         };
         let algorithm = match choice {
             Choice::Auto if self.calibrates() => "auto".into(),
-            Choice::Auto if matches!(self.home, Home::Gpus(_)) => {
-                match membership.as_ref().and_then(|m| m.node_ranks) {
-                    None => self.gpu_algorithm().name().into(),
-                    Some(node_ranks) => format!(
-                        "{} inside and {} between",
-                        self.algorithm_of(node_ranks).name(),
-                        self.algorithm_of(ranks / node_ranks).name()
-                    ),
+            Choice::Auto => match (&self.home, membership.as_ref().and_then(|member| member.node_ranks)) {
+                (Home::Gpus(_), None) => self.gpu_algorithm().name().into(),
+                (Home::Gpus(_), Some(node_ranks)) => format!(
+                    "{} inside and {} between",
+                    self.algorithm_of(node_ranks).name(),
+                    self.algorithm_of(ranks / node_ranks).name()
+                ),
+                (Home::Process(_), None) => {
+                    format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES))
                 }
-            }
-            // Nodes take one algorithm for vectors of all lengths.
-            Choice::Auto if membership.as_ref().is_some_and(|m| m.node_ranks.is_some()) => {
-                Options::default().algorithm.name().into()
-            }
-            Choice::Auto => format!("direct up to {} and relay above", ByteSize(DIRECT_BYTES)),
+                // Nodes take one algorithm for vectors of all lengths.
+                (Home::Process(_), Some(_)) => Options::default().algorithm.name().into(),
+            },
             Choice::Always(algorithm) => algorithm.name().into(),
         };
         let crypto = match crypto {
