@@ -33,7 +33,7 @@ use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
 /// fence; a block works on one while its successor works on the one before.
-const LONGEST_RECORD: usize = 256 << 10;
+const LONGEST_RECORD: usize = LONGEST_SEALED as usize;
 /// A block's share of a chunk that is worth two records, so that the block works on one while the other is under way.
 const WORTH_TWO: usize = 128 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
@@ -1091,8 +1091,8 @@ const EXCHANGED_RECORD: std::ops::RangeInclusive<usize> = (64 << 10)..=(256 << 1
 /// Bytes of a record of an exchange when none is asked for: long vectors' are opened while others are sealed.
 fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
     match sealing_blocks(bytes, blocks) {
-        0 => chosen_record_bytes(bytes, blocks),
-        sealers if bytes < *BOTH_HALVES.start() => chosen_record_bytes(bytes, sealers),
+        0 => shared_out(bytes, blocks, LONGEST_EXCHANGED as usize),
+        sealers if bytes < *BOTH_HALVES.start() => shared_out(bytes, sealers, LONGEST_EXCHANGED as usize),
         sealers => (bytes / (8 * sealers as usize))
             .next_power_of_two()
             .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
@@ -1147,13 +1147,18 @@ fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
 
 /// The record length when none is asked for; the cost model needs it too.
 pub(crate) fn chosen_record_bytes(chunk: usize, blocks: u32) -> usize {
-    let share = chunk.div_ceil(blocks as usize);
-    share.div_ceil(rounds(share)).next_multiple_of(256).max(SHORTEST_RECORD)
+    shared_out(chunk, blocks, LONGEST_RECORD)
 }
 
-/// Records of a block of which each chunk gives it `share` bytes.
-fn rounds(share: usize) -> usize {
-    share.div_ceil(LONGEST_RECORD).max(if share < WORTH_TWO { 1 } else { 2 })
+/// Bytes of records of at most `longest`, for chunks of this length.
+fn shared_out(chunk: usize, blocks: u32, longest: usize) -> usize {
+    let share = chunk.div_ceil(blocks as usize);
+    share.div_ceil(rounds(share, longest)).next_multiple_of(256).max(SHORTEST_RECORD)
+}
+
+/// Records of at most `longest` bytes of a block of which each chunk gives it `share` bytes.
+fn rounds(share: usize, longest: usize) -> usize {
+    share.div_ceil(longest).max(if share < WORTH_TWO { 1 } else { 2 })
 }
 
 /// What [`records_of`] comes to at most for chunks of up to this length: a shorter one may have more than this one, whose
@@ -1161,7 +1166,7 @@ fn rounds(share: usize) -> usize {
 fn most_records(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
     match options.record_bytes {
         Some(bytes) => records_of(chunk, bytes),
-        None => blocks as usize * rounds(chunk.div_ceil(blocks as usize)),
+        None => blocks as usize * rounds(chunk.div_ceil(blocks as usize), LONGEST_RECORD),
     }
 }
 
@@ -1171,7 +1176,11 @@ fn most_exchanged_records(options: &GpuOptions, longest: usize, blocks: u32) -> 
         Some(bytes) => records_of(longest, bytes),
         // Records of a long vector are no shorter than the first's; those of others are a few for each block.
         None => longest.div_ceil(*EXCHANGED_RECORD.start()).max(
-            blocks as usize * rounds(BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks).max(1) as usize)),
+            blocks as usize
+                * rounds(
+                    BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks).max(1) as usize),
+                    LONGEST_EXCHANGED as usize,
+                ),
         ),
     }
 }

@@ -17,8 +17,7 @@ use crate::aes::{Keys, Prefix, SHARED_KEYS_BYTES, SharedKeys, Tables, xor};
 use crate::device::{self, Quad, bits, global, shared, thread, warp};
 use crate::exchange::{first_counter, tiles};
 use crate::ghash::{
-    self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES_BYTES, LAST_BYTES, Matrices, TILE,
-    TileChains, fetch_lane, store_lane,
+    self, APART, GROUP, GROUP_MATRICES_BYTES, GroupedChains, LANES, Matrices, TILE, TileChains,
 };
 use crate::params::{SHARED_BASE, SHARED_END_SM_90, TABLES_END};
 use crate::record::{AAD_BYTES, Header};
@@ -37,10 +36,10 @@ use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 // Shared memory after the tables of AES.
 const OWN_MATRICES: u32 = TABLES_END;
 const OPENER_MATRICES: u32 = OWN_MATRICES + GROUP_MATRICES_BYTES;
-const OWN_LANES: u32 = OPENER_MATRICES + GROUP_MATRICES_BYTES;
-const OPENER_LANES: u32 = OWN_LANES + LANES_BYTES;
-/// The chains' last words, of what is opened and of what is sealed, for records in turn.
-const LASTS: u32 = OPENER_LANES + LANES_BYTES;
+/// The chains' last words, of what is opened and of what is sealed, for records in turn: the sums of all warpgroups', zero until
+/// a record ends.
+const LASTS: u32 = OPENER_MATRICES + GROUP_MATRICES_BYTES;
+const LAST_BYTES: u32 = 4 * LANES;
 /// The parts of both sums.
 const PARTS: u32 = LASTS + 2 * 2 * LAST_BYTES;
 const PARTS_BYTES: u32 = 4 * 16;
@@ -65,11 +64,15 @@ const BUFFERS: u32 = OPENER_ROUND_KEYS + SHARED_KEYS_BYTES;
 // counters' upper bytes' contribution for each 256 counters.
 const ASSOCIATED: u32 = 16;
 const UPPER: u32 = ASSOCIATED + AAD_BYTES;
-const UPPER_ENTRIES: u32 = 4 * (LONGEST_RECORD / 16 / TILE) + 2;
+const UPPER_ENTRIES: u32 = TILE / 256 * (LONGEST_RECORD / 16 / TILE) + 2;
+/// Warps that store a side's entries, one each lane.
+const UPPER_WARPS: u32 = UPPER_ENTRIES.div_ceil(32);
 const BUFFER_BYTES: u32 = UPPER + 16 * UPPER_ENTRIES;
 /// Dynamic shared memory of the kernels.
 pub const FUSED_SHARED: u32 = BUFFERS + 2 * 2 * BUFFER_BYTES - SHARED_BASE;
 const _: () = assert!(SHARED_BASE + FUSED_SHARED <= SHARED_END_SM_90);
+const _: () =
+    assert!(2 * 2 * LANES == THREADS && UPPER_ENTRIES < 32 * UPPER_WARPS && 2 * UPPER_WARPS <= THREADS / 32);
 
 /// The opened or the sealed side of a record, where places in shared memory are numbered.
 const IN: u32 = 0;
@@ -235,10 +238,9 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         // SAFETY: the caller's; the places are those of the key before.
         unsafe {
             let matrices = GroupedChains::fetch(key);
-            let (lane, round_key) = (fetch_lane(key), fetch_round_key(key));
+            let round_key = fetch_round_key(key);
             device::sync_threads();
             GroupedChains::store(matrices, OPENER_MATRICES);
-            store_lane(lane, OPENER_LANES);
             store_round_key::<OPENER_ROUND_KEYS>(round_key);
             if thread::index() == 0 {
                 shared::store_u32::<0>(SENDER, sender);
@@ -262,7 +264,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         let needed = if side == IN { opens(step) } else { seals(step) };
         // SAFETY: the caller's; these places were last read before the latest barrier, the masks before the one before that.
         unsafe {
-            if work < 4 && needed {
+            if work < UPPER_WARPS && needed {
                 let own = &self.params.own.round_keys;
                 if side == IN {
                     self.prepare_side(self.opener, &header_in, record.bytes, work, local, IN);
@@ -340,7 +342,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         }
     }
 
-    /// One warp's part of [`Self::prepare`]: work 0 to 2 a third of the counters' upper bytes, 3 the additional data.
+    /// One warp's part of [`Self::prepare`]: some of the counters' upper bytes, or the additional data.
     ///
     /// # Safety
     /// As [`Self::prepare`].
@@ -357,21 +359,25 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         let (buffer, lane, nonce) = (buffer(local, side), thread::lane(), header.nonce());
         // SAFETY: the caller's.
         unsafe {
-            if work < 3 {
-                let prefix = Prefix::new(self.tables, keys, nonce);
-                let first = first_counter(tiles(bytes).1) & !255;
-                let entry = 32 * work + lane;
-                let upper = prefix.upper(self.tables, keys, first.wrapping_add(256 * entry));
-                if entry < UPPER_ENTRIES {
-                    shared::store_16::<UPPER>(buffer + 16 * entry, upper);
-                }
-                if entry == 0 {
-                    shared::store_u32::<0>(buffer, prefix.low_base());
-                }
-            } else if lane == 0 {
+            // The last lane has no entry.
+            if work == UPPER_WARPS - 1 && lane == 31 {
                 shared::store_16::<ASSOCIATED>(buffer, header.associated_data(0));
                 shared::store_16::<{ ASSOCIATED + 16 }>(buffer, header.associated_data(1));
                 shared::store_16::<{ ASSOCIATED + 32 }>(buffer, header.associated_data(2));
+            }
+            let (tiles, pad) = tiles(bytes);
+            let entry = 32 * work + lane;
+            if warp::shuffle(entry, 0) > TILE / 256 * tiles {
+                return;
+            }
+            let prefix = Prefix::new(self.tables, keys, nonce);
+            let first = first_counter(pad) & !255;
+            let upper = prefix.upper(self.tables, keys, first.wrapping_add(256 * entry));
+            if entry < UPPER_ENTRIES {
+                shared::store_16::<UPPER>(buffer + 16 * entry, upper);
+            }
+            if entry == 0 {
+                shared::store_u32::<0>(buffer, prefix.low_base());
             }
         }
     }
@@ -389,6 +395,12 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             let (opens, seals) = (opens(&step), seals(&step));
             let (received, sent) = signals(block, &step, position.record());
             let part = thread::warp() % 4;
+            let opener_key = if ANY_SENDER {
+                SenderKey::address(self.params.senders, step.sealed_by)
+            } else {
+                self.params.predecessor.ghash_key
+            };
+            let weights = [opener_key, self.params.own.ghash_key].map(|key| ghash::weight(key, part));
             let mut expected = [0; 4];
             // Under way while the parts are made.
             if opens && part == 0 {
@@ -398,7 +410,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             let side = |side: u32, needed: bool| lasts(local, if needed { side } else { OUT - side });
             if opens || seals {
                 let words = [side(IN, opens), side(OUT, seals)];
-                let sums = ghash::two_parts(words, [OPENER_LANES, OWN_LANES], part);
+                let sums = ghash::two_parts(words, weights, part);
                 store_sum(sums[0], PARTS + 16 * part);
                 store_sum(sums[1], PARTS + PARTS_BYTES + 16 * part);
             }
@@ -591,11 +603,11 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
         unsafe {
             if opens {
                 let word = chains_in.last(lengths(bytes), self.opener_matrices);
-                shared::store_u32::<0>(lasts(local, IN) + 4 * thread::index(), word);
+                shared::xor_u32(lasts(local, IN) + 4 * (thread::index() % LANES), word);
             }
             if seals {
                 let word = chains_out.last(lengths(bytes), self.own_matrices);
-                shared::store_u32::<0>(lasts(local, OUT) + 4 * thread::index(), word);
+                shared::xor_u32(lasts(local, OUT) + 4 * (thread::index() % LANES), word);
             }
         }
         true
@@ -637,6 +649,8 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool> W
                 shared::store_u32::<READY>(0, 0);
             }
         }
+        // SAFETY: this thread's place until the next barrier.
+        unsafe { shared::store_u32::<LASTS>(4 * thread::index(), 0) };
         device::sync_threads();
         // Records so far.
         let mut local = 0;
@@ -798,19 +812,16 @@ unsafe fn fused<const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool,
         };
         // All loads are under way before the first store.
         // SAFETY: the keys are filled, and the table has the predecessor.
-        let (own, opening, lanes, round_key) = unsafe {
+        let (own, opening, round_key) = unsafe {
             (
                 GroupedChains::fetch(own_key),
                 GroupedChains::fetch(key),
-                [fetch_lane(own_key), fetch_lane(key)],
                 if ANY_SENDER { fetch_round_key(key) } else { [0; 4] },
             )
         };
         let tables = Tables::fill::<THREADS>();
         // SAFETY: the regions of shared memory are disjoint, and nobody reads them before the barrier.
         let (own_matrices, opener_matrices) = unsafe {
-            store_lane(lanes[0], OWN_LANES);
-            store_lane(lanes[1], OPENER_LANES);
             if ANY_SENDER {
                 store_round_key::<OPENER_ROUND_KEYS>(round_key);
                 if thread::index() == 0 {

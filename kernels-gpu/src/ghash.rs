@@ -608,19 +608,25 @@ pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
     sum
 }
 
-/// As [`part`], of two sums at once.
+/// As [`part`], of two sums at once, with their [weights](weight), of words in which those of all warpgroups are added up
+/// already. Leaves zeros in the words' place.
 ///
 /// # Safety
 /// As [`part`].
 #[inline(always)]
 pub unsafe fn two_parts(
     [words_a, words_b]: [u32; 2],
-    [lanes_a, lanes_b]: [u32; 2],
+    [weight_a, weight_b]: [Element; 2],
     part: u32,
 ) -> [Element; 2] {
-    // SAFETY: the caller's.
-    let ((word_a, weight_a), (word_b, weight_b)) =
-        unsafe { (chain(words_a, lanes_a, part), chain(words_b, lanes_b, part)) };
+    let at = 128 * part + 4 * thread::lane();
+    // SAFETY: the caller's; this thread's words.
+    let [word_a, word_b] = unsafe {
+        let words = [shared::load_u32::<0>(words_a + at), shared::load_u32::<0>(words_b + at)];
+        shared::store_u32::<0>(words_a + at, 0);
+        shared::store_u32::<0>(words_b + at, 0);
+        words.map(u32::swap_bytes)
+    };
     let (mut a, mut b) = (Element::ZERO, Element::ZERO);
     let mut bit = 0;
     while bit < 32 {
@@ -648,6 +654,17 @@ unsafe fn chain(words: u32, lanes: u32, warp: u32) -> (u32, Element) {
         let weight = shared::load_16::<0>(lanes + 512 * warp + 16 * thread::lane());
         (word.swap_bytes(), Element::from_words(weight))
     }
+}
+
+/// The weight of this lane's word of the chains of warp `warp` of a warpgroup, from the key itself.
+///
+/// # Safety
+/// `key` is the address of a filled [`GhashKey`].
+#[inline(always)]
+pub unsafe fn weight(key: u64, warp: u32) -> Element {
+    let place = key + LANES_OFFSET + (512 * warp + 16 * thread::lane()) as u64;
+    // SAFETY: the caller's.
+    Element::from_words(unsafe { global::load_16(place) })
 }
 
 /// Word `i` (0 to 3) of a quad held in registers.

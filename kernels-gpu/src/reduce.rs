@@ -283,7 +283,13 @@ fn f16_sums(a: u32, b: u32) -> u32 {
         core::arch::asm!("add.rn.f16x2 {0}, {1}, {2};", out(reg32) sums, in(reg32) a, in(reg32) b,
             options(pure, nomem, nostack, preserves_flags));
     }
-    quiet_nans::<F16_INFINITY, F16_NAN>(sums)
+    let nans: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!("set.nan.u32.f16x2 {0}, {1}, {1};", out(reg32) nans, in(reg32) sums,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    replaced::<F16_NAN>(sums, nans)
 }
 
 /// As [`f16_sums`], of bf16, whose significands have 8 bits. Compute capability 8.0 has no addition: a product with 1.
@@ -296,24 +302,41 @@ fn bf16_sums(a: u32, b: u32) -> u32 {
         core::arch::asm!("fma.rn.bf16x2 {0}, {1}, {2}, {3};", out(reg32) sums, in(reg32) a, in(reg32) 0x3f80_3f80,
             in(reg32) b, options(pure, nomem, nostack, preserves_flags));
     }
-    quiet_nans::<BF16_INFINITY, BF16_NAN>(sums)
+    replaced::<BF16_NAN>(sums, bf16_nans(sums))
 }
 
+/// A mask of those of two bf16 that are not numbers.
+#[cfg(ringseal_sm_90a)]
+#[inline(always)]
+fn bf16_nans(halves: u32) -> u32 {
+    let nans: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!("set.nan.u32.bf16x2 {0}, {1}, {1};", out(reg32) nans, in(reg32) halves,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    nans
+}
+
+/// The halves with `NAN` in the place of each whose bits are set in `nans`.
 #[cfg(any(target_arch = "nvptx64", test))]
-const F16_INFINITY: u32 = 0x7c00;
+#[inline(always)]
+const fn replaced<const NAN: u32>(halves: u32, nans: u32) -> u32 {
+    (halves & !nans) | ((0x0001_0001 * NAN) & nans)
+}
+
 const F16_NAN: u32 = 0x7e00;
-#[cfg(any(target_arch = "nvptx64", test))]
+#[cfg(any(all(target_arch = "nvptx64", not(ringseal_sm_90a)), test))]
 const BF16_INFINITY: u32 = 0x7f80;
 const BF16_NAN: u32 = 0x7fc0;
 
-/// A pair of halves, with `NAN` in the place of each that is not a number: whose bits but the sign are greater than those of
-/// `INFINITY`.
-#[cfg(any(target_arch = "nvptx64", test))]
+/// A mask of those of two bf16 that are not numbers, whose bits but the sign are greater than infinity's: compute capability 8.0 has no
+/// comparison of them.
+#[cfg(any(all(target_arch = "nvptx64", not(ringseal_sm_90a)), test))]
 #[inline(always)]
-const fn quiet_nans<const INFINITY: u32, const NAN: u32>(halves: u32) -> u32 {
-    let sign = ((halves & 0x7fff_7fff) + 0x0001_0001 * (0x7fff - INFINITY)) & 0x8000_8000;
-    let whole = sign | (sign - (sign >> 15));
-    (halves & !whole) | ((0x0001_0001 * NAN) & whole)
+const fn bf16_nans(halves: u32) -> u32 {
+    let sign = ((halves & 0x7fff_7fff) + 0x0001_0001 * (0x7fff - BF16_INFINITY)) & 0x8000_8000;
+    sign | (sign - (sign >> 15))
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -382,11 +405,9 @@ mod tests {
         for low in 0..=0xffff_u32 {
             let high = low.wrapping_mul(0x9e37) & 0xffff;
             let expected = |bits: u32, nan: bool, canonical: u32| if nan { canonical } else { bits };
-            let f16 = |bits: u32| expected(bits, half::f16::from_bits(bits as u16).is_nan(), F16_NAN);
             let bf16 = |bits: u32| expected(bits, half::bf16::from_bits(bits as u16).is_nan(), BF16_NAN);
             let pair = low | high << 16;
-            assert_eq!(quiet_nans::<F16_INFINITY, F16_NAN>(pair), f16(low) | f16(high) << 16);
-            assert_eq!(quiet_nans::<BF16_INFINITY, BF16_NAN>(pair), bf16(low) | bf16(high) << 16);
+            assert_eq!(replaced::<BF16_NAN>(pair, bf16_nans(pair)), bf16(low) | bf16(high) << 16);
         }
     }
 

@@ -31,7 +31,7 @@ use crate::step::{FINISH, FORWARD, RECEIVE, REDUCE, SEND, STORE, Step};
 const _: () = assert!(THREADS == ghash::THREADS);
 
 /// The longest record in bytes: [`fused`](crate::fused) keeps what its counters' upper bytes add in shared memory.
-pub const LONGEST_RECORD: u32 = 256 << 10;
+pub const LONGEST_RECORD: u32 = 992 << 10;
 
 /// A key as the kernels take it.
 #[derive(Clone, Copy)]

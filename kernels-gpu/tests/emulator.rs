@@ -80,6 +80,36 @@ fn warpgroup_barrier_orders_a_warpgroup_only() {
     assert!(message.starts_with("race") || message.starts_with("poison"), "{message}");
 }
 
+/// All threads add their bit to the first word; `before` and `after` run around it.
+fn add_up(before: impl Fn(), after: impl Fn()) {
+    let i = thread::index();
+    // SAFETY: in the window; ordered by what runs around, or the emulator says so.
+    unsafe {
+        if i == 0 {
+            shared::store_u32::<0>(word(0), 0);
+        }
+        before();
+        shared::xor_u32(word(0), 1 << (i % 32));
+        after();
+        if i == 77 {
+            // Three of each bit.
+            assert_eq!(shared::load_u32::<0>(word(0)), u32::MAX);
+            shared::store_u32::<0>(word(0), 0);
+        }
+    }
+}
+
+#[test]
+fn additions_need_no_order_among_each_other() {
+    launch(&[Launch::new(1, 96, 16, || add_up(sync_threads, sync_threads))]);
+    let message = failure(96, 16, || add_up(sync_threads, || ()));
+    assert!(message.starts_with("race") && message.contains("adds"), "{message}");
+    let message = failure(96, 16, || add_up(sync_threads, warp::sync));
+    assert!(message.starts_with("race") && message.contains("adds"), "{message}");
+    let message = failure(96, 16, || add_up(|| (), sync_threads));
+    assert!(message.starts_with("race") || message.starts_with("poison"), "{message}");
+}
+
 #[test]
 fn shuffles_do_not_order_memory() {
     let message = failure(32, 128, || {

@@ -21,8 +21,8 @@ use ringseal_kernels::ring::{
     Notice, PLAIN_SHARED, RankState, RingParams, SIGNAL_BYTES, THREADS, failure, ring_plain, ring_plain_any,
 };
 use ringseal_kernels::sealed::{
-    PADDED_RING_SHARED, PaddedRingParams, RoundKeysParams, SealedKey, SealedRingParams, SenderKey, StepPads,
-    relay_padded_128, store_round_keys,
+    LONGEST_RECORD, PADDED_RING_SHARED, PaddedRingParams, RoundKeysParams, SealedKey, SealedRingParams,
+    SenderKey, StepPads, relay_padded_128, store_round_keys,
 };
 use ringseal_kernels::short::{LONGEST_SHORT_RECORD, relay_short_128};
 use ringseal_kernels::step::{
@@ -602,6 +602,21 @@ fn short_records_of_many_lengths() {
             assert_eq!(group.states[rank as usize].failure, 0, "{bytes} bytes: rank {rank}");
             assert!(group.output(rank) == expected, "{bytes} bytes: rank {rank}");
         }
+    }
+}
+
+/// The counters' upper bytes of the longest record fill their place in shared memory; one that is longer by a tile is two.
+#[test]
+fn the_longest_records_have_the_same_bits() {
+    let bytes = LONGEST_RECORD as usize + 16400;
+    let setup = setup(2, 1, 2 * bytes, LONGEST_RECORD, reduction(F32, SUM));
+    let vectors = vectors(2, 2 * bytes);
+    let expected = expected(&setup, &vectors, add_f32, |sum| sum);
+    let mut group = Group::new(setup, &vectors);
+    group.sealed(&Keys::new(2), ring_sealed_128);
+    for rank in 0..2 {
+        assert_eq!(group.states[rank as usize].failure, 0, "rank {rank}");
+        assert!(group.output(rank) == expected, "rank {rank}");
     }
 }
 

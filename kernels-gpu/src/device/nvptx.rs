@@ -230,6 +230,19 @@ pub mod shared {
         }
     }
 
+    /// Adds to the word at `address`, bit by bit (exclusive or), whatever other threads add to it at the same time.
+    ///
+    /// # Safety
+    /// A multiple of 4 in the window, written before; between the barriers around this it is accessed in no other way.
+    #[inline(always)]
+    pub unsafe fn xor_u32(address: u32, value: u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!("red.shared.xor.b32 [{}+{}], {};", in(reg32) base().wrapping_add(address), const from_base(0),
+                in(reg32) value, options(nostack))
+        }
+    }
+
     /// Stores 16 bytes at `address + OFFSET`.
     ///
     /// # Safety

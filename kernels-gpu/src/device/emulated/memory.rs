@@ -20,11 +20,13 @@ pub(super) struct Barriers {
 enum Access {
     Load,
     Store,
+    Add,
 }
 
-/// Which threads loaded a word since the last store that orders them: one, or some of the smallest scope that holds them.
+/// Which threads loaded a word since the last store that orders them, or added to it: one, or some of the smallest scope that
+/// holds them.
 #[derive(Clone, Copy, PartialEq)]
-enum Loaders {
+enum Threads {
     Thread(u16),
     Warp(u16),
     Warpgroup(u16),
@@ -35,8 +37,12 @@ enum Loaders {
 struct Word {
     stored: u32,
     loaded: u32,
-    storer: u16,
-    loaders: Loaders,
+    storers: Threads,
+    /// Whether they added to it, which no order is needed among: what they added to is older, and has an order with each.
+    added: bool,
+    based: u32,
+    base_storer: u16,
+    loaders: Threads,
     store_place: Place,
     load_place: Place,
     /// How many fences for the asynchronous proxy the block had executed at the store.
@@ -87,8 +93,11 @@ impl SharedMemory {
             let never = Word {
                 stored: 0,
                 loaded: 0,
-                storer: 0,
-                loaders: Loaders::Block,
+                storers: Threads::Block,
+                added: false,
+                based: 0,
+                base_storer: 0,
+                loaders: Threads::Block,
                 store_place: place,
                 load_place: place,
                 fences: 0,
@@ -117,10 +126,11 @@ impl SharedMemory {
                 poison(address + 4 * i as u32, thread, place);
             }
             if unordered_store(word, thread, barriers) {
-                race(address + 4 * i as u32, word, Access::Store, thread, Access::Load, place);
+                race(address + 4 * i as u32, word, word.written(), thread, Access::Load, place);
             }
-            word.loaders = if word.loaded < self.start || ordered_loads(word, thread, barriers) {
-                Loaders::Thread(thread)
+            word.loaders = if word.loaded < self.start || ordered(word.loaded, word.loaders, thread, barriers)
+            {
+                Threads::Thread(thread)
             } else {
                 join(word.loaders, thread)
             };
@@ -141,17 +151,41 @@ impl SharedMemory {
         let first = self.locate::<N>(address, place);
         for (i, word) in self.shadow[first..first + N].iter_mut().enumerate() {
             if word.stored >= self.start && unordered_store(word, thread, barriers) {
-                race(address + 4 * i as u32, word, Access::Store, thread, Access::Store, place);
+                race(address + 4 * i as u32, word, word.written(), thread, Access::Store, place);
             }
-            if word.loaded >= self.start && !ordered_loads(word, thread, barriers) {
+            if word.loaded >= self.start && !ordered(word.loaded, word.loaders, thread, barriers) {
                 race(address + 4 * i as u32, word, Access::Load, thread, Access::Store, place);
             }
             word.stored = self.clock;
-            word.storer = thread;
+            word.storers = Threads::Thread(thread);
+            word.added = false;
+            (word.based, word.base_storer) = (self.clock, thread);
             word.store_place = place;
             word.fences = self.fences;
         }
         self.values[first..first + N].copy_from_slice(&value);
+    }
+
+    /// Adds to a word, in whatever order with others that do.
+    pub(super) fn xor(&mut self, address: u32, value: u32, thread: u16, barriers: Barriers, place: Place) {
+        let at = self.locate::<1>(address, place);
+        let word = &mut self.shadow[at];
+        if word.stored < self.start {
+            poison(address, thread, place);
+        }
+        if !ordered(word.based, Threads::Thread(word.base_storer), thread, barriers) {
+            race(address, word, Access::Store, thread, Access::Add, place);
+        }
+        if word.loaded >= self.start && !ordered(word.loaded, word.loaders, thread, barriers) {
+            race(address, word, Access::Load, thread, Access::Add, place);
+        }
+        let follows = ordered(word.stored, word.storers, thread, barriers);
+        word.storers = if follows { Threads::Thread(thread) } else { join(word.storers, thread) };
+        word.added = true;
+        word.stored = self.clock;
+        word.store_place = place;
+        word.fences = self.fences;
+        self.values[at] ^= value;
     }
 
     /// Makes a thread's stores so far visible to the asynchronous proxy.
@@ -171,11 +205,14 @@ impl SharedMemory {
         let value = self.load(address, thread, barriers, place);
         let first = self.locate::<N>(address, place);
         for (i, word) in self.shadow[first..first + N].iter().enumerate() {
-            if self.last_fences[usize::from(word.storer)] <= word.fences {
+            let Threads::Thread(storer) = word.storers else {
+                panic!("several threads added to what the hardware loads at {place}: {}", word.store_place);
+            };
+            if self.last_fences[usize::from(storer)] <= word.fences {
                 panic!(
                     "no fence for the asynchronous proxy: thread {} stores shared memory at {:#x} at {}, and the hardware \
                      loads it at {place}",
-                    word.storer,
+                    storer,
                     address + 4 * i as u32,
                     word.store_place
                 );
@@ -197,42 +234,46 @@ impl SharedMemory {
     }
 }
 
+impl Word {
+    /// How its last value came about.
+    fn written(&self) -> Access {
+        if self.added { Access::Add } else { Access::Store }
+    }
+}
+
 /// Whether the last store was another thread's and no barrier has ordered it before this access.
 fn unordered_store(word: &Word, thread: u16, barriers: Barriers) -> bool {
-    word.storer != thread
-        && word.stored >= barriers.block
-        && (word.storer / 128 != thread / 128 || word.stored >= barriers.warpgroup)
-        && (word.storer / 32 != thread / 32 || word.stored >= barriers.warp)
+    !ordered(word.stored, word.storers, thread, barriers)
 }
 
-/// Whether all loads since the last store are this thread's, or before a barrier.
-fn ordered_loads(word: &Word, thread: u16, barriers: Barriers) -> bool {
-    let (same_thread, same_warp, same_warpgroup) = match word.loaders {
-        Loaders::Thread(t) => (t == thread, t / 32 == thread / 32, t / 128 == thread / 128),
-        Loaders::Warp(w) => (false, w == thread / 32, w / 4 == thread / 128),
-        Loaders::Warpgroup(g) => (false, false, g == thread / 128),
-        Loaders::Block => (false, false, false),
+/// Whether what `threads` did, lastly at `time`, is all this thread's, or before a barrier.
+fn ordered(time: u32, threads: Threads, thread: u16, barriers: Barriers) -> bool {
+    let (same_thread, same_warp, same_warpgroup) = match threads {
+        Threads::Thread(t) => (t == thread, t / 32 == thread / 32, t / 128 == thread / 128),
+        Threads::Warp(w) => (false, w == thread / 32, w / 4 == thread / 128),
+        Threads::Warpgroup(g) => (false, false, g == thread / 128),
+        Threads::Block => (false, false, false),
     };
     same_thread
-        || word.loaded < barriers.block
-        || (same_warpgroup && word.loaded < barriers.warpgroup)
-        || (same_warp && word.loaded < barriers.warp)
+        || time < barriers.block
+        || (same_warpgroup && time < barriers.warpgroup)
+        || (same_warp && time < barriers.warp)
 }
 
-fn join(loaders: Loaders, thread: u16) -> Loaders {
-    let (warp, warpgroup) = match loaders {
-        Loaders::Thread(t) if t == thread => return loaders,
-        Loaders::Thread(t) => (Some(t / 32), t / 128),
-        Loaders::Warp(w) => (Some(w), w / 4),
-        Loaders::Warpgroup(g) => (None, g),
-        Loaders::Block => return loaders,
+fn join(threads: Threads, thread: u16) -> Threads {
+    let (warp, warpgroup) = match threads {
+        Threads::Thread(t) if t == thread => return threads,
+        Threads::Thread(t) => (Some(t / 32), t / 128),
+        Threads::Warp(w) => (Some(w), w / 4),
+        Threads::Warpgroup(g) => (None, g),
+        Threads::Block => return threads,
     };
     if warp == Some(thread / 32) {
-        Loaders::Warp(thread / 32)
+        Threads::Warp(thread / 32)
     } else if warpgroup == thread / 128 {
-        Loaders::Warpgroup(warpgroup)
+        Threads::Warpgroup(warpgroup)
     } else {
-        Loaders::Block
+        Threads::Block
     }
 }
 
@@ -246,18 +287,17 @@ fn race(address: u32, word: &Word, before: Access, thread: u16, now: Access, pla
     let verb = |access| match access {
         Access::Load => "loads",
         Access::Store => "stores",
+        Access::Add => "adds",
+    };
+    let all = |threads| match threads {
+        Threads::Thread(t) => format!("thread {t}"),
+        Threads::Warp(w) => format!("warp {w}"),
+        Threads::Warpgroup(g) => format!("warpgroup {g}"),
+        Threads::Block => "more than one warpgroup".to_owned(),
     };
     let (other, other_place) = match before {
-        Access::Store => (format!("thread {}", word.storer), word.store_place),
-        Access::Load => (
-            match word.loaders {
-                Loaders::Thread(t) => format!("thread {t}"),
-                Loaders::Warp(w) => format!("warp {w}"),
-                Loaders::Warpgroup(g) => format!("warpgroup {g}"),
-                Loaders::Block => "more than one warpgroup".to_owned(),
-            },
-            word.load_place,
-        ),
+        Access::Store | Access::Add => (all(word.storers), word.store_place),
+        Access::Load => (all(word.loaders), word.load_place),
     };
     panic!(
         "race in shared memory at {address:#x}: {other} {} at {other_place}, then thread {thread} {} at {place}, with no \

@@ -154,6 +154,17 @@ pub mod shared {
         store(address + OFFSET, [value]);
     }
 
+    /// Adds to the word at `address`, bit by bit (exclusive or), whatever other threads add to it at the same time.
+    ///
+    /// # Safety
+    /// A multiple of 4 in the window, written before; between the barriers around this it is accessed in no other way.
+    #[track_caller]
+    pub unsafe fn xor_u32(address: u32, value: u32) {
+        let block = running();
+        let (thread, barriers) = (block.current.get(), block.barriers());
+        block.memory.borrow_mut().xor(address, value, thread, barriers, Location::caller());
+    }
+
     /// Stores 16 bytes at `address + OFFSET`.
     ///
     /// # Safety
