@@ -172,6 +172,7 @@ fn measure<T: Collectives>(
                 ranks: question.ranks,
                 bytes,
                 us: room.time(team, bytes)?,
+                longest_record: None,
             });
             Ok(())
         });

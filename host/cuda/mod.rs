@@ -69,7 +69,7 @@ pub use nccl::Nccl;
 pub use nccl_communicator::NcclCommunicator;
 pub use nccl_exchange::NcclExchange;
 pub use nodes::GpuNodes;
-pub(crate) use rank::chosen_record_bytes;
+pub(crate) use rank::{LONGEST_EXCHANGED, LONGEST_RECORD, shared_out};
 pub use ring::{GpuGroup, GpuOptions, LaunchForm, RankBuffers};
 pub use ringseal_kernels::gcm::{FORGED, VERIFIED};
 pub use seed::{SeedGroup, SeedKernels, SeedOptions};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use ringseal_kernels::exchange::{EXCHANGE_SHARED, ExchangeParams, LONGEST_RECORD as LONGEST_EXCHANGED};
+use ringseal_kernels::exchange::{self, EXCHANGE_SHARED, ExchangeParams};
 use ringseal_kernels::fused::FUSED_SHARED;
 use ringseal_kernels::mesh::{Mesh, MeshParams, Outbox, failed_parts, scratch_bytes, started_at};
 use ringseal_kernels::record::Call;
@@ -33,7 +33,9 @@ use crate::{Dtype, Error, ReduceOp, Result};
 
 /// The longest record that is chosen when none is asked for. Long, because every record costs a wait, a tag and a
 /// fence; a block works on one while its successor works on the one before.
-const LONGEST_RECORD: usize = LONGEST_SEALED as usize;
+pub(crate) const LONGEST_RECORD: usize = LONGEST_SEALED as usize;
+/// The longest of a sealed exchange.
+pub(crate) const LONGEST_EXCHANGED: usize = exchange::LONGEST_RECORD as usize;
 /// A block's share of a chunk that is worth two records, so that the block works on one while the other is under way.
 const WORTH_TWO: usize = 128 << 10;
 /// The shortest record that is chosen: a few rounds of all threads.
@@ -238,7 +240,7 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     }
     if options.crypto != Crypto::None
         && options.algorithm == Algorithm::Exchange
-        && options.record_bytes.is_some_and(|bytes| bytes > LONGEST_EXCHANGED as usize)
+        && options.record_bytes.is_some_and(|bytes| bytes > LONGEST_EXCHANGED)
     {
         return Err(Error::InvalidArgument(format!(
             "a sealed exchange's records have at most {LONGEST_EXCHANGED} bytes"
@@ -705,16 +707,14 @@ impl GpuRank {
             awaits_others: plan.may_run_ahead() as u32,
             reserved: 0,
         });
-        // Of a ring's rank several blocks may share a record, each of which takes some of the steps. Not where a step's result lies
-        // where another reads: only honest neighbours' records come in an order that keeps the two apart, and by the time a forged
-        // one is refused, another block might have sealed what it left there.
-        let overwrites = params.input == params.output && plan.collective == Collective::AllReduce;
-        let sharers = match mesh {
-            Some(_) => 1,
-            None if self.keys.is_some() && overwrites => 1,
-            None => step_count.max(1),
+        let blocks = match mesh {
+            Some(_) => self.blocks.min(records.max(1) as u32),
+            None => {
+                let overwrites = params.input == params.output && plan.collective == Collective::AllReduce;
+                let in_place = (self.keys.is_some() && overwrites).then_some(self.ranks as u32);
+                blocks_that_share(self.blocks, records as u32, step_count, in_place)
+            }
         };
-        let blocks = self.blocks.min(sharers.saturating_mul(records.max(1) as u32));
         let launch = Launch { blocks, threads: THREADS };
         let common = is_common(reduction);
         let session_call =
@@ -1091,8 +1091,8 @@ const EXCHANGED_RECORD: std::ops::RangeInclusive<usize> = (64 << 10)..=(256 << 1
 /// Bytes of a record of an exchange when none is asked for: long vectors' are opened while others are sealed.
 fn exchanged_record_bytes(bytes: usize, blocks: u32) -> usize {
     match sealing_blocks(bytes, blocks) {
-        0 => shared_out(bytes, blocks, LONGEST_EXCHANGED as usize),
-        sealers if bytes < *BOTH_HALVES.start() => shared_out(bytes, sealers, LONGEST_EXCHANGED as usize),
+        0 => shared_out(bytes, blocks, LONGEST_EXCHANGED),
+        sealers if bytes < *BOTH_HALVES.start() => shared_out(bytes, sealers, LONGEST_EXCHANGED),
         sealers => (bytes / (8 * sealers as usize))
             .next_power_of_two()
             .clamp(*EXCHANGED_RECORD.start(), *EXCHANGED_RECORD.end()),
@@ -1112,6 +1112,22 @@ fn shortly_exchanged_record_bytes(bytes: usize, blocks: u32) -> Option<usize> {
 fn short_exchange(records: u32, record_bytes: u32, in_place: bool, blocks: u32) -> Option<u32> {
     let short = is_short(record_bytes as usize) && (1..=blocks).contains(&records);
     short.then(|| if in_place { records } else { blocks.min(2 * records) })
+}
+
+/// Blocks of a launch of a ring's rank: several may share a record, each of which takes some of the steps, `sharers` apart.
+///
+/// Where results overwrite what is still to be sent, in place, a chunk is read in one step and overwritten in the same or as many
+/// steps later as there are ranks: given then, so that one block does both, one after the other. Between two blocks only honest
+/// neighbours' records would come in an order that keeps the two apart, and by the time a forged one is refused, a block might have
+/// sealed what it left there.
+fn blocks_that_share(blocks: u32, records: u32, step_count: u32, in_place: Option<u32>) -> u32 {
+    let records = records.max(1);
+    let most = (blocks / records).clamp(1, step_count.max(1));
+    let sharers = match in_place {
+        Some(ranks) => (1..=most).rev().find(|&sharers| ranks.is_multiple_of(sharers)).unwrap_or(1),
+        None => return blocks.min(records.saturating_mul(step_count.max(1))),
+    };
+    blocks.min(records.saturating_mul(sharers))
 }
 
 /// Whether records of so many bytes are those of the kernels for short ones.
@@ -1145,13 +1161,13 @@ fn record_bytes(options: &GpuOptions, chunk: usize, blocks: u32) -> usize {
     options.record_bytes.unwrap_or_else(|| chosen_record_bytes(chunk, blocks))
 }
 
-/// The record length when none is asked for; the cost model needs it too.
-pub(crate) fn chosen_record_bytes(chunk: usize, blocks: u32) -> usize {
+/// The record length when none is asked for.
+fn chosen_record_bytes(chunk: usize, blocks: u32) -> usize {
     shared_out(chunk, blocks, LONGEST_RECORD)
 }
 
-/// Bytes of records of at most `longest`, for chunks of this length.
-fn shared_out(chunk: usize, blocks: u32, longest: usize) -> usize {
+/// Bytes of records of at most `longest`, for chunks of this length; the cost model needs it too.
+pub(crate) fn shared_out(chunk: usize, blocks: u32, longest: usize) -> usize {
     let share = chunk.div_ceil(blocks as usize);
     share.div_ceil(rounds(share, longest)).next_multiple_of(256).max(SHORTEST_RECORD)
 }
@@ -1179,7 +1195,7 @@ fn most_exchanged_records(options: &GpuOptions, longest: usize, blocks: u32) -> 
             blocks as usize
                 * rounds(
                     BOTH_HALVES.end().div_ceil(sealing_blocks(0, blocks).max(1) as usize),
-                    LONGEST_EXCHANGED as usize,
+                    LONGEST_EXCHANGED,
                 ),
         ),
     }
@@ -1202,6 +1218,8 @@ fn bytes_of_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
 
 #[cfg(test)]
 mod tests {
+    use ringseal_kernels::step::{RECEIVE, REDUCE, STORE};
+
     use super::*;
 
     #[test]
@@ -1211,7 +1229,7 @@ mod tests {
                 let room = most_exchanged_records(&GpuOptions::default(), longest, blocks);
                 for bytes in (1..=longest).step_by(10_007).chain([longest]) {
                     let record = exchanged_record_bytes(bytes, blocks);
-                    assert!(record <= LONGEST_EXCHANGED as usize && record.is_multiple_of(16));
+                    assert!(record <= LONGEST_EXCHANGED && record.is_multiple_of(16));
                     let short = shortly_exchanged_record_bytes(bytes, blocks);
                     for record in [Some(record), short].into_iter().flatten() {
                         let records = records_of(bytes, record);
@@ -1237,6 +1255,40 @@ mod tests {
         for (records, record_bytes) in [(133, 4096), (16, LONGEST_SHORT_RECORD + 16), (0, 4096)] {
             assert_eq!(short_exchange(records, record_bytes, true, 132), None);
         }
+    }
+
+    /// In place a block that shares a record's steps overwrites only what it has read itself, as the kernel shares them.
+    #[test]
+    fn in_place_a_chunk_is_read_and_overwritten_by_one_block() {
+        const READ: fn(&Step) -> bool = |step| step.actions & REDUCE != 0 || step.actions & RECEIVE == 0;
+        for ranks in 2..=12_usize {
+            for algorithm in [Algorithm::Ring, Algorithm::RelayRing] {
+                let plan = Plan::new(Collective::AllReduce, algorithm, ranks, 64 * ranks, Dtype::F32);
+                for (blocks, records) in [(66, 1), (66, 16), (33, 16), (16, 8), (16, 17), (132, 1), (7, 1)] {
+                    let count = plan.steps(0).len() as u32;
+                    let grid = blocks_that_share(blocks, records, count, Some(ranks as u32));
+                    // As `Share` has it.
+                    let sharers = (grid / records).min(count).max(1);
+                    assert!(grid <= blocks && (sharers == 1 || grid == sharers * records));
+                    for steps in (0..ranks).map(|rank| plan.steps(rank)) {
+                        for (read, from) in steps.iter().enumerate().filter(|(_, step)| READ(step)) {
+                            let stores =
+                                steps.iter().enumerate().filter(|(_, step)| step.actions & STORE != 0);
+                            let overwrites: Vec<_> =
+                                stores.filter(|(_, to)| to.offset == from.offset).collect();
+                            assert_eq!(overwrites.len(), 1);
+                            let (stored, _) = overwrites[0];
+                            assert!(stored >= read && stored as u32 % sharers == read as u32 % sharers);
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(blocks_that_share(33, 16, 7, Some(4)), 32);
+        assert_eq!(blocks_that_share(33, 4, 7, Some(4)), 16);
+        assert_eq!(blocks_that_share(33, 4, 7, None), 28);
+        assert_eq!(blocks_that_share(33, 4, 9, Some(5)), 20);
+        assert_eq!(blocks_that_share(33, 10, 9, Some(5)), 10);
     }
 
     #[test]

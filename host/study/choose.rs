@@ -313,7 +313,15 @@ mod tests {
 
     fn observation(algorithm: Algorithm, bytes: usize, us: f64) -> Observation {
         let algorithm = algorithm.name().into();
-        Observation { kernels: Protection::Aes128, algorithm, one_gpu: false, ranks: 4, bytes, us }
+        Observation {
+            kernels: Protection::Aes128,
+            algorithm,
+            one_gpu: false,
+            ranks: 4,
+            bytes,
+            us,
+            longest_record: None,
+        }
     }
 
     /// Whatever the model says.

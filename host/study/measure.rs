@@ -532,6 +532,7 @@ impl Bench {
                 ranks: self.streams.len(),
                 bytes,
                 us: (us / back_to_back as f64 * 100.0).round() / 100.0,
+                longest_record: None,
             });
         }
         Ok(())
@@ -601,7 +602,15 @@ mod tests {
     }
 
     fn observation(kernels: Protection, algorithm: Algorithm, one_gpu: bool, us: f64) -> Observation {
-        Observation { kernels, algorithm: algorithm.name().into(), one_gpu, ranks: 2, bytes: 1 << 20, us }
+        Observation {
+            kernels,
+            algorithm: algorithm.name().into(),
+            one_gpu,
+            ranks: 2,
+            bytes: 1 << 20,
+            us,
+            longest_record: None,
+        }
     }
 
     /// A part whose times are all `us`.
@@ -768,7 +777,15 @@ mod tests {
         for kernels in [Protection::Plain, Protection::Aes128, Protection::SeedPlain, Protection::Seed] {
             for bytes in SIZES {
                 let algorithm = "ring".into();
-                let mut one = Observation { kernels, algorithm, one_gpu: true, ranks: 4, bytes, us: 1.0 };
+                let mut one = Observation {
+                    kernels,
+                    algorithm,
+                    one_gpu: true,
+                    ranks: 4,
+                    bytes,
+                    us: 1.0,
+                    longest_record: None,
+                };
                 one.us = 1.0 + one.error(&other).unwrap();
                 measured.observations.push(one);
             }

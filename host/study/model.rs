@@ -61,7 +61,7 @@ use super::simulate::{Costs, Record, simulate};
 use crate::channel::{Crypto, KeyLength};
 use crate::collective::Algorithm;
 use crate::collective::schedule::{Collective, Operand, Outgoing, Schedule, Step};
-use crate::cuda::chosen_record_bytes;
+use crate::cuda::{LONGEST_EXCHANGED, LONGEST_RECORD, shared_out};
 use crate::{Error, Result};
 
 /// A way to do all-reduces.
@@ -180,6 +180,7 @@ pub struct Model<'a> {
     topology: Topology,
     method: Method,
     schedule: Schedule,
+    longest_record: usize,
 }
 
 impl<'a> Model<'a> {
@@ -211,7 +212,17 @@ impl<'a> Model<'a> {
             return Err(Error::Unsupported { backend: "model", what });
         }
         let schedule = Schedule::new(Collective::AllReduce, method.algorithm(), ranks);
-        Ok(Self { calibration, topology, method, schedule })
+        let longest_record = match method.algorithm() {
+            Algorithm::Exchange => LONGEST_EXCHANGED,
+            _ => LONGEST_RECORD,
+        };
+        Ok(Self { calibration, topology, method, schedule, longest_record })
+    }
+
+    /// With records of at most so many bytes, where the kernels that are embedded may have longer ones.
+    pub fn with_records_up_to(mut self, bytes: usize) -> Self {
+        self.longest_record = self.longest_record.min(bytes);
+        self
     }
 
     /// Microseconds of one all-reduce of `bytes` bytes a rank.
@@ -262,7 +273,8 @@ impl<'a> Model<'a> {
 
     fn persistent_us(&self, bytes: usize, kernel: RingKernel, keystream: Keystream) -> f64 {
         let chunk = bytes / self.schedule.chunks;
-        let costs = Fused::new(self.calibration, self.topology, kernel, self.schedule.ranks(), chunk);
+        let ranks = self.schedule.ranks();
+        let costs = Fused::new(self.calibration, self.topology, kernel, ranks, chunk, self.longest_record);
         kernel.start_us + simulate(&self.schedule, bytes, &Fused { keystream, ..costs })
     }
 
@@ -322,10 +334,11 @@ impl<'a> Fused<'a> {
         kernel: RingKernel,
         ranks: usize,
         chunk: usize,
+        longest_record: usize,
     ) -> Self {
         let sharing = if topology == Topology::OneGpu { ranks as u32 } else { 1 };
         let all = calibration.multiprocessors / sharing;
-        let record_bytes = chosen_record_bytes(chunk, all);
+        let record_bytes = shared_out(chunk, all, longest_record);
         let blocks = f64::from(all).min(chunk.div_ceil(record_bytes).max(1) as f64);
         let move_gb_s = kernel.move_gb_s.min(calibration.memory_gb_s / (blocks * f64::from(sharing)));
         let keystream = Keystream::Made;
@@ -449,7 +462,7 @@ pub fn ring_closed_form(
     }
     let kernel = *calibration.ring(crypto);
     let chunk = bytes / ranks;
-    let costs = Fused::new(calibration, topology, kernel, ranks, chunk);
+    let costs = Fused::new(calibration, topology, kernel, ranks, chunk, LONGEST_RECORD);
     let records = costs.records(chunk);
     let m = records.len() as f64;
     let mean = records.iter().sum::<f64>() / m.max(1.0);

@@ -15,6 +15,7 @@ use ringseal::cuda::{
     LaunchForm, Module, RankBuffers, Stream,
 };
 use ringseal::{Dtype, Error as Failure, ReduceOp};
+use ringseal_kernels::sealed::LONGEST_RECORD;
 
 use crate::support::{
     GpuTest, HostTest, Outcome, all_are, ensure, image, is_small, longest, random_bytes, stride,
@@ -155,6 +156,7 @@ pub(crate) const SEALED_TESTS: &[GpuTest] = &[
     ("ring::only_ciphertext_crosses", |gpu| only_ciphertext_crosses(from_ref(gpu))),
     ("ring::new_epochs_on_the_way", |gpu| epochs(from_ref(gpu), 2, Algorithm::Ring)),
     ("ring::new_epochs_on_the_way_of_relayed_records", |gpu| epochs(from_ref(gpu), 4, Algorithm::RelayRing)),
+    ("ring::long_records_have_the_same_bits", long_records),
     ("ring::sealed_step_by_step_has_the_same_bits", |gpu| steps_have_the_same_bits(gpu, AES256)),
     ("ring::changed_bytes_fail_all_ranks_step_by_step", |gpu| {
         for algorithm in [Algorithm::Ring, Algorithm::RelayRing] {
@@ -681,6 +683,55 @@ impl Meddler {
 
 /// Keystream of two collectives of up to 4 MiB.
 const AHEAD: KeystreamAhead = KeystreamAhead { collectives: 2, bytes: 4 << 20, makers: Some(8) };
+
+/// Few blocks, so that records are as long as they may be, by default and when asked for.
+fn long_records(gpu: &Device) -> Outcome {
+    const BYTES: usize = (8 << 20) + 12;
+    if BYTES > longest() {
+        return Ok(());
+    }
+    let _alone = alone();
+    let long = |crypto, record_bytes| GpuOptions {
+        sm_budget: Some(2),
+        record_bytes,
+        keystream: None,
+        ..options(crypto, BYTES)
+    };
+    let longest = LONGEST_RECORD as usize;
+    for (algorithm, crypto, record_bytes, launch) in [
+        (Algorithm::Ring, AES128, None, LaunchForm::Persistent),
+        (Algorithm::Ring, AES256, Some(longest), LaunchForm::Persistent),
+        (Algorithm::RelayRing, AES128, Some(longest - 16), LaunchForm::Persistent),
+        (Algorithm::RelayRing, AES256, None, LaunchForm::Persistent),
+        (Algorithm::RelayRing, AES128, Some(longest), LaunchForm::PerStep),
+        (Algorithm::Direct, AES128, None, LaunchForm::Persistent),
+    ] {
+        let options = GpuOptions { algorithm, launch, ..long(crypto, record_bytes) };
+        let mut ranks = Ranks::new(&places(from_ref(gpu), 3), options)?;
+        for (dtype, in_place) in [(Dtype::F32, false), (Dtype::Bf16, true)] {
+            let count = BYTES / dtype.size();
+            let case = Case { in_place, ..Case::all_reduce(dtype, ReduceOp::Avg, count) };
+            let expected = ranks.expected(&case)?;
+            ranks.succeeds(&case, &expected)?;
+        }
+    }
+    let keystream = Some(KeystreamAhead { collectives: 1, bytes: BYTES, makers: None });
+    let options = GpuOptions { algorithm: Algorithm::RelayRing, keystream, ..long(AES256, None) };
+    let mut ranks = Ranks::new(&places(from_ref(gpu), 3), options)?;
+    let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, BYTES / 4);
+    let expected = ranks.expected(&case)?;
+    let before = ranks.group.keystream_misses()?;
+    ensure!(ranks.group.make_keystream(&[BYTES])? == 1, "no keystream of long records");
+    ranks.group.wait_for_keystream()?;
+    ranks.succeeds(&case, &expected)?;
+    let misses = ranks.group.keystream_misses()?.wrapping_sub(before);
+    ensure!(misses == 0, "{misses} long records had no keystream");
+    let refused = GpuOptions { algorithm: Algorithm::Ring, ..long(AES128, Some(longest + 16)) };
+    match GpuGroup::new(&places(from_ref(gpu), 2), image(gpu)?, &GroupSecret::random()?, refused) {
+        Err(Failure::InvalidArgument(text)) if text.contains("sealed records have at most") => Ok(()),
+        other => Err(format!("a longer record gave {other:?}").into()),
+    }
+}
 
 /// With keystream of all records, of some and of none: the CPU's bits; afterwards nothing is left of it.
 fn keystream_ahead(gpus: &[Device], count: usize, algorithm: Algorithm) -> Outcome {

@@ -572,6 +572,7 @@ mod tests {
             ranks: 2,
             bytes: 1 << 20,
             us: 20.0,
+            longest_record: None,
         };
         let measured = Measured {
             machine: "A GPU".into(),
