@@ -1,7 +1,7 @@
 //! The sealed ring's records with AES on the path: opened, reduced and sealed in one pass, each prepared while the one before is
 //! under way.
 //!
-//! What a record needs before its first byte (the counters' upper bytes, additional data) is stored to shared memory by a few
+//! What a record needs before its first byte (the counters' upper bytes, additional data) is stored to shared memory by all
 //! warps, in front of the barrier that ends the record before. Behind it one warpgroup makes the tags of the record that ended,
 //! compares and releases, while the others are at the next already; there a few warps make the masks of its tags and ask
 //! whether the one after it has arrived. So a record costs one barrier. Only where another rank's key is to open it are there
