@@ -7,7 +7,7 @@ use std::fmt;
 use ringseal_kernels::padded::{PADDED_SHARED, PaddedParams, PaddedSide, padded_seal};
 use ringseal_kernels::record::Call;
 use ringseal_kernels::reduce::{is_common, reduction};
-use ringseal_kernels::sealed::{LONGEST_RECORD, SealedKey};
+use ringseal_kernels::sealed::SealedKey;
 use zeroize::Zeroize;
 
 use super::cipher::Kernels;
@@ -20,6 +20,9 @@ use crate::aead::AesKey;
 use crate::channel::{MAX_SEQUENCE, MAX_STEPS};
 use crate::keystream::{Name, Queue, Store, Taken};
 use crate::{Dtype, Error, ReduceOp, Result};
+
+/// The longest record, as long as any that was tried with these kernels; a ring's may be longer.
+const LONGEST_RECORD: u32 = 256 << 10;
 
 /// How much keystream is kept, and what may make it.
 #[derive(Clone, Copy, Debug)]
