@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::ahead::Ahead;
 use super::ipc::{HANDLE_BYTES, Imported, export};
-use super::rank::{GpuRank, Mailbox, Remote, check, check_one_each, shared_blocks};
+use super::rank::{GpuRank, LONGEST_RECORD, Mailbox, Remote, check, check_one_each, shared_blocks};
 use super::{Collectives, Device, GpuOptions, HostBuffer, LaunchForm, Module, RankBuffers, Stream};
 use crate::channel::GroupSecret;
 use crate::collective::{Bootstrap, Request, Watch, agree, announce};
@@ -244,10 +244,14 @@ struct Seat {
     budget: u32,
     max_bytes: u64,
     algorithm: u64,
+    /// The longest record that its version chooses: with it the others' are as long.
+    longest_record: u32,
+    /// 1 where keystream is made ahead: records are shorter then.
+    keystream: u32,
 }
 
 impl Seat {
-    const BYTES: usize = 56;
+    const BYTES: usize = 64;
 
     fn new(device: &Device, options: &GpuOptions) -> Result<Self> {
         Ok(Self {
@@ -257,6 +261,8 @@ impl Seat {
             budget: options.sm_budget.unwrap_or(u32::MAX),
             max_bytes: options.max_bytes as u64,
             algorithm: options.algorithm as u64,
+            longest_record: LONGEST_RECORD as u32,
+            keystream: options.keystream.is_some() as u32,
         })
     }
 
@@ -268,6 +274,8 @@ impl Seat {
         bytes.extend_from_slice(&self.budget.to_le_bytes());
         bytes.extend_from_slice(&self.max_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.algorithm.to_le_bytes());
+        bytes.extend_from_slice(&self.longest_record.to_le_bytes());
+        bytes.extend_from_slice(&self.keystream.to_le_bytes());
         bytes
     }
 
@@ -282,6 +290,8 @@ impl Seat {
             budget: four(36),
             max_bytes: eight(40),
             algorithm: eight(48),
+            longest_record: four(56),
+            keystream: four(60),
         })
     }
 }
@@ -312,6 +322,14 @@ fn blocks(seats: &[Vec<u8>], own: usize, options: &GpuOptions) -> Result<u32> {
         for (differs, what) in [
             (seat.max_bytes != options.max_bytes as u64, "vectors of another greatest length"),
             (seat.algorithm != options.algorithm as u64, "another algorithm"),
+            (
+                seat.longest_record != LONGEST_RECORD as u32,
+                "records of another greatest length: it is of another version",
+            ),
+            (
+                seat.keystream != options.keystream.is_some() as u32,
+                "keystream ahead where this rank is not, or the other way round",
+            ),
         ] {
             if differs {
                 return Err(Error::Handshake(format!("rank {rank} was set up for {what}")));
@@ -424,6 +442,8 @@ mod tests {
             budget,
             max_bytes: 1 << 20,
             algorithm: Algorithm::Ring as u64,
+            longest_record: LONGEST_RECORD as u32,
+            keystream: 0,
         }
     }
 
@@ -443,12 +463,16 @@ mod tests {
         assert!(blocks(&[seat(0, 0, 1, all), seat(1, 0, 1, all)]).is_err());
         let same = blocks(&[seat(0, 0, 132, all), seat(0, 1, 132, all)]);
         assert!(matches!(same, Err(Error::Unsupported { .. })), "{same:?}");
-        for odd in
-            [Seat { max_bytes: 1, ..seat(1, 1, 132, all) }, Seat { algorithm: 9, ..seat(1, 1, 132, all) }]
-        {
+        let one = || seat(1, 1, 132, all);
+        for odd in [
+            Seat { max_bytes: 1, ..one() },
+            Seat { algorithm: 9, ..one() },
+            Seat { longest_record: 256 << 10, ..one() },
+            Seat { keystream: 1, ..one() },
+        ] {
             let error = blocks(&[seat(0, 0, 132, all), odd]).unwrap_err();
             assert!(matches!(&error, Error::Handshake(text) if text.contains("rank 1")), "{error}");
         }
-        assert!(Seat::decode(&[0; 55]).is_none());
+        assert!(Seat::decode(&[0; 63]).is_none());
     }
 }

@@ -240,10 +240,12 @@ pub(super) fn check(options: &GpuOptions, ranks: usize) -> Result<()> {
     }
     if options.crypto != Crypto::None
         && options.algorithm == Algorithm::Exchange
+        && ranks == 2
+        && options.launch != LaunchForm::PerStep
         && options.record_bytes.is_some_and(|bytes| bytes > LONGEST_EXCHANGED)
     {
         return Err(Error::InvalidArgument(format!(
-            "a sealed exchange's records have at most {LONGEST_EXCHANGED} bytes"
+            "the records of two ranks' sealed exchange have at most {LONGEST_EXCHANGED} bytes"
         )));
     }
     if options.launch == LaunchForm::PerStep && !launches_per_step(options.algorithm, ranks) {
@@ -835,7 +837,10 @@ impl GpuRank {
         if self.entered && part.is_first(plan) {
             keystream.ahead.enter_epoch(keys.round_keys()?)?;
         }
-        let fits = common && plan.collective == Collective::AllReduce && part == Part::Whole;
+        let fits = common
+            && plan.collective == Collective::AllReduce
+            && part == Part::Whole
+            && keystream.has_room_for(record_bytes);
         let taken = match fits && !captured {
             true => keystream.ahead.take(plan.bytes, record_bytes, &self.steps[plan].sides)?,
             false => None,
@@ -1034,7 +1039,7 @@ fn longest_with_keystream(
     keystream: &KeystreamAhead,
 ) -> Longest {
     let plan = Plan::new(Collective::AllReduce, options.algorithm, ranks, keystream.bytes, Dtype::F32);
-    let longest = options.record_bytes.unwrap_or(LONGEST_RECORD.next_multiple_of(256));
+    let longest = options.record_bytes.unwrap_or_else(|| longest_up_to(plan.longest_chunk(), blocks));
     Longest {
         steps: plan.steps(0),
         records: [longest, options.record_bytes.unwrap_or(SHORTEST_RECORD)],
@@ -1172,6 +1177,11 @@ pub(crate) fn shared_out(chunk: usize, blocks: u32, longest: usize) -> usize {
     share.div_ceil(rounds(share, longest)).next_multiple_of(256).max(SHORTEST_RECORD)
 }
 
+/// What [`chosen_record_bytes`] comes to at most for chunks of up to this length.
+fn longest_up_to(chunk: usize, blocks: u32) -> usize {
+    chunk.div_ceil(blocks as usize).next_multiple_of(256).clamp(SHORTEST_RECORD, LONGEST_RECORD)
+}
+
 /// Records of at most `longest` bytes of a block of which each chunk gives it `share` bytes.
 fn rounds(share: usize, longest: usize) -> usize {
     share.div_ceil(longest).max(if share < WORTH_TWO { 1 } else { 2 })
@@ -1289,6 +1299,21 @@ mod tests {
         assert_eq!(blocks_that_share(33, 4, 7, None), 28);
         assert_eq!(blocks_that_share(33, 4, 9, Some(5)), 20);
         assert_eq!(blocks_that_share(33, 10, 9, Some(5)), 10);
+    }
+
+    #[test]
+    fn no_shorter_chunk_has_longer_records_than_there_is_scratch_memory_for() {
+        for longest in [1, 4096, 100_000, 4 << 20, 300 << 20] {
+            for blocks in [1, 2, 7, 66, 132] {
+                let room = longest_up_to(longest, blocks);
+                for chunk in (1..=longest).step_by(longest / 997 + 1).chain([longest]) {
+                    assert!(
+                        chosen_record_bytes(chunk, blocks) <= room,
+                        "{chunk} of {longest}, {blocks} blocks"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) struct RankKeystream {
     kernel: Kernel,
     /// Where the ring's kernel makes what is missing, two records for each block.
     scratch: Option<DeviceBuffer>,
+    /// The longest record that there is room for.
+    longest_record: usize,
 }
 
 /// A rank's all-reduces of the longest vectors that keystream is kept for.
@@ -76,7 +78,12 @@ impl RankKeystream {
                 Some(scratch)
             }
         };
-        Ok(Self { ahead, kernel: module.kernel(name, shared)?, scratch })
+        Ok(Self { ahead, kernel: module.kernel(name, shared)?, scratch, longest_record })
+    }
+
+    /// Whether what is missing of such records can be made.
+    pub(super) fn has_room_for(&self, record_bytes: usize) -> bool {
+        self.scratch.is_none() || record_bytes <= self.longest_record
     }
 
     /// Queues the exchange's kernel.

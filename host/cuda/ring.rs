@@ -41,7 +41,8 @@ pub struct GpuOptions {
     /// Length in bytes of the longest vector of any collective. The inboxes take four times as much on each rank; by a tree six
     /// times, by an exchange twice for each other rank.
     pub max_bytes: usize,
-    /// Bytes of a record, a multiple of 16; chosen by the vector's length when `None`. Sealed at most 992 KiB, by an exchange 256.
+    /// Bytes of a record, a multiple of 16; chosen by the vector's length when `None`. Sealed at most 992 KiB, by an exchange of
+    /// two ranks 256.
     pub record_bytes: Option<usize>,
     /// How many multiprocessors a rank may take; all of its device's, shared evenly by the ranks on it, when `None`.
     pub sm_budget: Option<u32>,

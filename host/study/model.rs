@@ -212,8 +212,9 @@ impl<'a> Model<'a> {
             return Err(Error::Unsupported { backend: "model", what });
         }
         let schedule = Schedule::new(Collective::AllReduce, method.algorithm(), ranks);
+        let sealed = !matches!(method, Method::Fused(_, Crypto::None));
         let longest_record = match method.algorithm() {
-            Algorithm::Exchange => LONGEST_EXCHANGED,
+            Algorithm::Exchange if ranks == 2 && sealed => LONGEST_EXCHANGED,
             _ => LONGEST_RECORD,
         };
         Ok(Self { calibration, topology, method, schedule, longest_record })

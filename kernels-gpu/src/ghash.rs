@@ -612,7 +612,7 @@ pub unsafe fn part(words: u32, lanes: u32, part: u32) -> Element {
 /// already. Leaves zeros in the words' place.
 ///
 /// # Safety
-/// As [`part`].
+/// The words are in shared memory, stored before a barrier, and this warp's alone until the next.
 #[inline(always)]
 pub unsafe fn two_parts(
     [words_a, words_b]: [u32; 2],

@@ -704,7 +704,7 @@ fn long_records(gpu: &Device) -> Outcome {
         (Algorithm::RelayRing, AES128, Some(longest - 16), LaunchForm::Persistent),
         (Algorithm::RelayRing, AES256, None, LaunchForm::Persistent),
         (Algorithm::RelayRing, AES128, Some(longest), LaunchForm::PerStep),
-        (Algorithm::Direct, AES128, None, LaunchForm::Persistent),
+        (Algorithm::Direct, AES128, Some(longest), LaunchForm::Persistent),
     ] {
         let options = GpuOptions { algorithm, launch, ..long(crypto, record_bytes) };
         let mut ranks = Ranks::new(&places(from_ref(gpu), 3), options)?;
@@ -716,7 +716,7 @@ fn long_records(gpu: &Device) -> Outcome {
         }
     }
     let keystream = Some(KeystreamAhead { collectives: 1, bytes: BYTES, makers: None });
-    let options = GpuOptions { algorithm: Algorithm::RelayRing, keystream, ..long(AES256, None) };
+    let options = GpuOptions { algorithm: Algorithm::RelayRing, keystream, ..long(AES256, Some(longest)) };
     let mut ranks = Ranks::new(&places(from_ref(gpu), 3), options)?;
     let case = Case::all_reduce(Dtype::F32, ReduceOp::Sum, BYTES / 4);
     let expected = ranks.expected(&case)?;

@@ -42,6 +42,7 @@ struct Word {
     added: bool,
     based: u32,
     base_storer: u16,
+    base_place: Place,
     loaders: Threads,
     store_place: Place,
     load_place: Place,
@@ -97,6 +98,7 @@ impl SharedMemory {
                 added: false,
                 based: 0,
                 base_storer: 0,
+                base_place: place,
                 loaders: Threads::Block,
                 store_place: place,
                 load_place: place,
@@ -159,7 +161,7 @@ impl SharedMemory {
             word.stored = self.clock;
             word.storers = Threads::Thread(thread);
             word.added = false;
-            (word.based, word.base_storer) = (self.clock, thread);
+            (word.based, word.base_storer, word.base_place) = (self.clock, thread, place);
             word.store_place = place;
             word.fences = self.fences;
         }
@@ -174,6 +176,9 @@ impl SharedMemory {
             poison(address, thread, place);
         }
         if !ordered(word.based, Threads::Thread(word.base_storer), thread, barriers) {
+            // Before whatever was added since.
+            word.storers = Threads::Thread(word.base_storer);
+            word.store_place = word.base_place;
             race(address, word, Access::Store, thread, Access::Add, place);
         }
         if word.loaded >= self.start && !ordered(word.loaded, word.loaders, thread, barriers) {
