@@ -709,14 +709,11 @@ impl GpuRank {
             awaits_others: plan.may_run_ahead() as u32,
             reserved: 0,
         });
-        let blocks = match mesh {
-            Some(_) => self.blocks.min(records.max(1) as u32),
-            None => {
-                let overwrites = params.input == params.output && plan.collective == Collective::AllReduce;
-                let in_place = (self.keys.is_some() && overwrites).then_some(self.ranks as u32);
-                blocks_that_share(self.blocks, records as u32, step_count, in_place)
-            }
-        };
+        let overwrites = params.input == params.output && plan.collective == Collective::AllReduce;
+        let in_place = (self.keys.is_some() && overwrites).then_some(self.ranks as u32);
+        // A mesh's blocks don't share.
+        let shared_steps = if mesh.is_some() { 1 } else { step_count };
+        let blocks = blocks_that_share(self.blocks, records as u32, shared_steps, in_place);
         let launch = Launch { blocks, threads: THREADS };
         let common = is_common(reduction);
         let session_call =
@@ -1126,11 +1123,13 @@ fn short_exchange(records: u32, record_bytes: u32, in_place: bool, blocks: u32) 
 /// neighbours' records would come in an order that keeps the two apart, and by the time a forged one is refused, a block might have
 /// sealed what it left there.
 fn blocks_that_share(blocks: u32, records: u32, step_count: u32, in_place: Option<u32>) -> u32 {
-    let records = records.max(1);
-    let most = (blocks / records).clamp(1, step_count.max(1));
+    let (records, step_count) = (records.max(1), step_count.max(1));
     let sharers = match in_place {
-        Some(ranks) => (1..=most).rev().find(|&sharers| ranks.is_multiple_of(sharers)).unwrap_or(1),
-        None => return blocks.min(records.saturating_mul(step_count.max(1))),
+        Some(ranks) => {
+            let most = (blocks / records).clamp(1, step_count);
+            (1..=most).rev().find(|&sharers| ranks.is_multiple_of(sharers)).unwrap_or(1)
+        }
+        None => step_count,
     };
     blocks.min(records.saturating_mul(sharers))
 }

@@ -114,10 +114,8 @@ impl Observation {
     /// # Errors
     /// As [`Model::new`].
     pub fn error(&self, calibration: &Calibration) -> Result<f64> {
-        let mut model = Model::new(calibration, self.topology(), self.method()?, self.ranks)?;
-        if let Some(bytes) = self.longest_record {
-            model = model.with_records_up_to(bytes);
-        }
+        let model = Model::new(calibration, self.topology(), self.method()?, self.ranks)?
+            .with_records_up_to(self.longest_record.unwrap_or(usize::MAX));
         Ok(model.all_reduce_us(self.bytes)? / self.us - 1.0)
     }
 }

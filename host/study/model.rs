@@ -212,12 +212,9 @@ impl<'a> Model<'a> {
             return Err(Error::Unsupported { backend: "model", what });
         }
         let schedule = Schedule::new(Collective::AllReduce, method.algorithm(), ranks);
-        let sealed = !matches!(method, Method::Fused(_, Crypto::None));
-        let longest_record = match method.algorithm() {
-            Algorithm::Exchange if ranks == 2 && sealed => LONGEST_EXCHANGED,
-            _ => LONGEST_RECORD,
-        };
-        Ok(Self { calibration, topology, method, schedule, longest_record })
+        let model = Self { calibration, topology, method, schedule, longest_record: LONGEST_RECORD };
+        let exchanges = method.algorithm() == Algorithm::Exchange && ranks == 2 && model.sealed();
+        Ok(if exchanges { model.with_records_up_to(LONGEST_EXCHANGED) } else { model })
     }
 
     /// With records of at most so many bytes, where the kernels that are embedded may have longer ones.

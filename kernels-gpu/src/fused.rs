@@ -190,6 +190,12 @@ fn assistant(local: u32) -> u32 {
     thread::warp().wrapping_sub(4 * ((local + 2) % 4))
 }
 
+/// The address of the hash key that opens what `sender` sealed; without `ANY_SENDER` that is the predecessor.
+#[inline(always)]
+fn opener_key<const ANY_SENDER: bool>(params: &SealedRingParams, sender: u32) -> u64 {
+    if ANY_SENDER { SenderKey::address(params.senders, sender) } else { params.predecessor.ghash_key }
+}
+
 /// Whether a step opens what it receives.
 #[inline(always)]
 fn opens(step: &Step) -> bool {
@@ -395,11 +401,7 @@ impl<K: Keys, const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool>
             let (opens, seals) = (opens(&step), seals(&step));
             let (received, sent) = signals(block, &step, position.record());
             let part = thread::warp() % 4;
-            let opener_key = if ANY_SENDER {
-                SenderKey::address(self.params.senders, step.sealed_by)
-            } else {
-                self.params.predecessor.ghash_key
-            };
+            let opener_key = opener_key::<ANY_SENDER>(self.params, step.sealed_by);
             let weights = [opener_key, self.params.own.ghash_key].map(|key| ghash::weight(key, part));
             let mut expected = [0; 4];
             // Under way while the parts are made.
@@ -805,11 +807,7 @@ unsafe fn fused<const ROUNDS: usize, const COMMON: bool, const ANY_SENDER: bool,
     let work = || {
         let predecessor = params.ring.predecessor();
         let own_key = params.own.ghash_key;
-        let key = if ANY_SENDER {
-            SenderKey::address(params.senders, predecessor)
-        } else {
-            params.predecessor.ghash_key
-        };
+        let key = opener_key::<ANY_SENDER>(params, predecessor);
         // All loads are under way before the first store.
         // SAFETY: the keys are filled, and the table has the predecessor.
         let (own, opening, round_key) = unsafe {

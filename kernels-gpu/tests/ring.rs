@@ -594,14 +594,7 @@ fn short_records_cross_as_their_owners_sealed_them() {
 fn short_records_of_many_lengths() {
     for bytes in [4, 12, 16, 20, 508, 8160, 8188, 8192, 8196, 16336, 16340, 16368, 16384] {
         let setup = Setup { relay: true, ..setup(2, 3, 2 * bytes, 16384, reduction(F32, SUM)) };
-        let vectors = vectors(2, 2 * bytes);
-        let expected = expected(&setup, &vectors, add_f32, |sum| sum);
-        let mut group = Group::new(setup, &vectors);
-        group.sealed(&Keys::new(2), relay_short_128);
-        for rank in 0..2 {
-            assert_eq!(group.states[rank as usize].failure, 0, "{bytes} bytes: rank {rank}");
-            assert!(group.output(rank) == expected, "{bytes} bytes: rank {rank}");
-        }
+        sums_are_right(setup, relay_short_128);
     }
 }
 
@@ -609,14 +602,19 @@ fn short_records_of_many_lengths() {
 #[test]
 fn the_longest_records_have_the_same_bits() {
     let bytes = LONGEST_RECORD as usize + 16400;
-    let setup = setup(2, 1, 2 * bytes, LONGEST_RECORD, reduction(F32, SUM));
-    let vectors = vectors(2, 2 * bytes);
+    sums_are_right(setup(2, 1, 2 * bytes, LONGEST_RECORD, reduction(F32, SUM)), ring_sealed_128);
+}
+
+/// One sealed sum of f32.
+fn sums_are_right(setup: Setup, kernel: unsafe fn(SealedRingParams)) {
+    let Setup { ranks, bytes, .. } = setup;
+    let vectors = vectors(ranks, bytes);
     let expected = expected(&setup, &vectors, add_f32, |sum| sum);
     let mut group = Group::new(setup, &vectors);
-    group.sealed(&Keys::new(2), ring_sealed_128);
-    for rank in 0..2 {
-        assert_eq!(group.states[rank as usize].failure, 0, "rank {rank}");
-        assert!(group.output(rank) == expected, "rank {rank}");
+    group.sealed(&Keys::new(ranks), kernel);
+    for rank in 0..ranks {
+        assert_eq!(group.states[rank as usize].failure, 0, "{bytes} bytes: rank {rank}");
+        assert!(group.output(rank) == expected, "{bytes} bytes: rank {rank}");
     }
 }
 

@@ -691,12 +691,8 @@ fn long_records(gpu: &Device) -> Outcome {
         return Ok(());
     }
     let _alone = alone();
-    let long = |crypto, record_bytes| GpuOptions {
-        sm_budget: Some(2),
-        record_bytes,
-        keystream: None,
-        ..options(crypto, BYTES)
-    };
+    let long =
+        |crypto, record_bytes| GpuOptions { sm_budget: Some(2), record_bytes, ..options(crypto, BYTES) };
     let longest = LONGEST_RECORD as usize;
     for (algorithm, crypto, record_bytes, launch) in [
         (Algorithm::Ring, AES128, None, LaunchForm::Persistent),

@@ -33,19 +33,20 @@ enum Threads {
     Block,
 }
 
+/// What was done lastly to a word: when, by whom and where.
+#[derive(Clone, Copy)]
+struct Last {
+    time: u32,
+    threads: Threads,
+    place: Place,
+}
+
 #[derive(Clone, Copy)]
 struct Word {
-    stored: u32,
-    loaded: u32,
-    storers: Threads,
-    /// Whether they added to it, which no order is needed among: what they added to is older, and has an order with each.
-    added: bool,
-    based: u32,
-    base_storer: u16,
-    base_place: Place,
-    loaders: Threads,
-    store_place: Place,
-    load_place: Place,
+    load: Last,
+    store: Last,
+    /// Additions since, which no order is needed among: the store is older, and has an order with each.
+    additions: Option<Last>,
     /// How many fences for the asynchronous proxy the block had executed at the store.
     fences: u32,
 }
@@ -91,19 +92,8 @@ impl SharedMemory {
         self.last_fences.fill(0);
         if self.words > self.values.len() {
             let place = Location::caller();
-            let never = Word {
-                stored: 0,
-                loaded: 0,
-                storers: Threads::Block,
-                added: false,
-                based: 0,
-                base_storer: 0,
-                base_place: place,
-                loaders: Threads::Block,
-                store_place: place,
-                load_place: place,
-                fences: 0,
-            };
+            let never = Last { time: 0, threads: Threads::Block, place };
+            let never = Word { load: never, store: never, additions: None, fences: 0 };
             self.values.resize(self.words, 0);
             self.shadow.resize(self.words, never);
         }
@@ -124,20 +114,18 @@ impl SharedMemory {
     ) -> [u32; N] {
         let first = self.locate::<N>(address, place);
         for (i, word) in self.shadow[first..first + N].iter_mut().enumerate() {
-            if word.stored < self.start {
+            if word.store.time < self.start {
                 poison(address + 4 * i as u32, thread, place);
             }
-            if unordered_store(word, thread, barriers) {
-                race(address + 4 * i as u32, word, word.written(), thread, Access::Load, place);
+            let (written, how) = word.written();
+            if !written.before(thread, barriers) {
+                race(address + 4 * i as u32, written, how, thread, Access::Load, place);
             }
-            word.loaders = if word.loaded < self.start || ordered(word.loaded, word.loaders, thread, barriers)
-            {
-                Threads::Thread(thread)
-            } else {
-                join(word.loaders, thread)
+            let threads = match word.load.time < self.start {
+                true => Threads::Thread(thread),
+                false => word.load.joined_by(thread, barriers),
             };
-            word.loaded = self.clock;
-            word.load_place = place;
+            word.load = Last { time: self.clock, threads, place };
         }
         self.values[first..first + N].try_into().expect("N words")
     }
@@ -152,18 +140,15 @@ impl SharedMemory {
     ) {
         let first = self.locate::<N>(address, place);
         for (i, word) in self.shadow[first..first + N].iter_mut().enumerate() {
-            if word.stored >= self.start && unordered_store(word, thread, barriers) {
-                race(address + 4 * i as u32, word, word.written(), thread, Access::Store, place);
+            let (written, how) = word.written();
+            if written.time >= self.start && !written.before(thread, barriers) {
+                race(address + 4 * i as u32, written, how, thread, Access::Store, place);
             }
-            if word.loaded >= self.start && !ordered(word.loaded, word.loaders, thread, barriers) {
-                race(address + 4 * i as u32, word, Access::Load, thread, Access::Store, place);
+            if word.load.time >= self.start && !word.load.before(thread, barriers) {
+                race(address + 4 * i as u32, word.load, Access::Load, thread, Access::Store, place);
             }
-            word.stored = self.clock;
-            word.storers = Threads::Thread(thread);
-            word.added = false;
-            (word.based, word.base_storer, word.base_place) = (self.clock, thread, place);
-            word.store_place = place;
-            word.fences = self.fences;
+            let store = Last { time: self.clock, threads: Threads::Thread(thread), place };
+            *word = Word { load: word.load, store, additions: None, fences: self.fences };
         }
         self.values[first..first + N].copy_from_slice(&value);
     }
@@ -172,23 +157,18 @@ impl SharedMemory {
     pub(super) fn xor(&mut self, address: u32, value: u32, thread: u16, barriers: Barriers, place: Place) {
         let at = self.locate::<1>(address, place);
         let word = &mut self.shadow[at];
-        if word.stored < self.start {
+        if word.store.time < self.start {
             poison(address, thread, place);
         }
-        if !ordered(word.based, Threads::Thread(word.base_storer), thread, barriers) {
-            // Before whatever was added since.
-            word.storers = Threads::Thread(word.base_storer);
-            word.store_place = word.base_place;
-            race(address, word, Access::Store, thread, Access::Add, place);
+        if !word.store.before(thread, barriers) {
+            race(address, word.store, Access::Store, thread, Access::Add, place);
         }
-        if word.loaded >= self.start && !ordered(word.loaded, word.loaders, thread, barriers) {
-            race(address, word, Access::Load, thread, Access::Add, place);
+        if word.load.time >= self.start && !word.load.before(thread, barriers) {
+            race(address, word.load, Access::Load, thread, Access::Add, place);
         }
-        let follows = ordered(word.stored, word.storers, thread, barriers);
-        word.storers = if follows { Threads::Thread(thread) } else { join(word.storers, thread) };
-        word.added = true;
-        word.stored = self.clock;
-        word.store_place = place;
+        let (written, _) = word.written();
+        let threads = written.joined_by(thread, barriers);
+        word.additions = Some(Last { time: self.clock, threads, place });
         word.fences = self.fences;
         self.values[at] ^= value;
     }
@@ -210,8 +190,9 @@ impl SharedMemory {
         let value = self.load(address, thread, barriers, place);
         let first = self.locate::<N>(address, place);
         for (i, word) in self.shadow[first..first + N].iter().enumerate() {
-            let Threads::Thread(storer) = word.storers else {
-                panic!("several threads added to what the hardware loads at {place}: {}", word.store_place);
+            let (written, _) = word.written();
+            let Threads::Thread(storer) = written.threads else {
+                panic!("several threads added to what the hardware loads at {place}: {}", written.place);
             };
             if self.last_fences[usize::from(storer)] <= word.fences {
                 panic!(
@@ -219,7 +200,7 @@ impl SharedMemory {
                      loads it at {place}",
                     storer,
                     address + 4 * i as u32,
-                    word.store_place
+                    written.place
                 );
             }
         }
@@ -240,29 +221,31 @@ impl SharedMemory {
 }
 
 impl Word {
-    /// How its last value came about.
-    fn written(&self) -> Access {
-        if self.added { Access::Add } else { Access::Store }
+    /// How its value came about.
+    fn written(&self) -> (Last, Access) {
+        self.additions.map_or((self.store, Access::Store), |additions| (additions, Access::Add))
     }
 }
 
-/// Whether the last store was another thread's and no barrier has ordered it before this access.
-fn unordered_store(word: &Word, thread: u16, barriers: Barriers) -> bool {
-    !ordered(word.stored, word.storers, thread, barriers)
-}
+impl Last {
+    /// Whether all of it is this thread's, or before a barrier.
+    fn before(&self, thread: u16, barriers: Barriers) -> bool {
+        let (same_thread, same_warp, same_warpgroup) = match self.threads {
+            Threads::Thread(t) => (t == thread, t / 32 == thread / 32, t / 128 == thread / 128),
+            Threads::Warp(w) => (false, w == thread / 32, w / 4 == thread / 128),
+            Threads::Warpgroup(g) => (false, false, g == thread / 128),
+            Threads::Block => (false, false, false),
+        };
+        same_thread
+            || self.time < barriers.block
+            || (same_warpgroup && self.time < barriers.warpgroup)
+            || (same_warp && self.time < barriers.warp)
+    }
 
-/// Whether what `threads` did, lastly at `time`, is all this thread's, or before a barrier.
-fn ordered(time: u32, threads: Threads, thread: u16, barriers: Barriers) -> bool {
-    let (same_thread, same_warp, same_warpgroup) = match threads {
-        Threads::Thread(t) => (t == thread, t / 32 == thread / 32, t / 128 == thread / 128),
-        Threads::Warp(w) => (false, w == thread / 32, w / 4 == thread / 128),
-        Threads::Warpgroup(g) => (false, false, g == thread / 128),
-        Threads::Block => (false, false, false),
-    };
-    same_thread
-        || time < barriers.block
-        || (same_warpgroup && time < barriers.warpgroup)
-        || (same_warp && time < barriers.warp)
+    /// Whose it is once this thread does the same: its alone after what is before it.
+    fn joined_by(&self, thread: u16, barriers: Barriers) -> Threads {
+        if self.before(thread, barriers) { Threads::Thread(thread) } else { join(self.threads, thread) }
+    }
 }
 
 fn join(threads: Threads, thread: u16) -> Threads {
@@ -288,26 +271,23 @@ fn poison(address: u32, thread: u16, place: Place) -> ! {
 }
 
 #[cold]
-fn race(address: u32, word: &Word, before: Access, thread: u16, now: Access, place: Place) -> ! {
+fn race(address: u32, before: Last, did: Access, thread: u16, now: Access, place: Place) -> ! {
     let verb = |access| match access {
         Access::Load => "loads",
         Access::Store => "stores",
         Access::Add => "adds",
     };
-    let all = |threads| match threads {
+    let other = match before.threads {
         Threads::Thread(t) => format!("thread {t}"),
         Threads::Warp(w) => format!("warp {w}"),
         Threads::Warpgroup(g) => format!("warpgroup {g}"),
         Threads::Block => "more than one warpgroup".to_owned(),
     };
-    let (other, other_place) = match before {
-        Access::Store | Access::Add => (all(word.storers), word.store_place),
-        Access::Load => (all(word.loaders), word.load_place),
-    };
+    let other_place = before.place;
     panic!(
         "race in shared memory at {address:#x}: {other} {} at {other_place}, then thread {thread} {} at {place}, with no \
          barrier between them",
-        verb(before),
+        verb(did),
         verb(now)
     )
 }
